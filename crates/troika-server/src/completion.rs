@@ -3,18 +3,24 @@
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use troika::engine::WantedLogits;
 use troika::engine::sample::{Constraint, Logprobs};
-use troika::{Output, Pooling, Request, Session, SessionCanceller, SessionOptions, TextPiece};
+use troika::engine::{PromptProgress, WantedLogits};
+use troika::{
+    Finish, Output, Pooling, Request, Session, SessionCanceller, SessionOptions, TextPiece,
+};
 
 use crate::grammar::{Grammar, Mask};
+use crate::line_limit::{LineLimit, Lines};
 use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
+use crate::record::Record;
 use crate::state::apart;
+use crate::thinking::ThinkingBudget;
 use crate::turn::Turn;
 
 /// Positions whose logits are read at once: they are kept until then.
@@ -23,8 +29,11 @@ const READ_AT_ONCE: usize = 64;
 /// Positions whose states are: they are smaller.
 pub const STATES_AT_ONCE: usize = 256;
 
+/// How often it is looked how far a prompt is read.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// Answers to a prompt.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Generation {
     /// The prompt.
     pub prompt: Vec<u32>,
@@ -34,6 +43,12 @@ pub struct Generation {
     pub choices: usize,
     /// What they must follow.
     pub grammar: Option<Arc<Grammar>>,
+    /// How many tokens of thoughts they may have.
+    pub thinking: Option<ThinkingBudget>,
+    /// Where they end besides their stops.
+    pub lines: Option<LineLimit>,
+    /// Whether nothing is taken from the cache, nor left there.
+    pub fresh: bool,
 }
 
 /// Why an answer could not follow its grammar to the end, if it could not.
@@ -42,6 +57,8 @@ type GrammarFault = Arc<OnceLock<String>>;
 /// What becomes of answers.
 #[derive(Debug)]
 pub enum Progress {
+    /// How far the prompt is read, and since when: first what was cached, at last all.
+    Prompt(PromptProgress, Duration),
     /// A token with the text that it completes.
     Token(usize, TextPiece),
     /// The end, with text that was held back.
@@ -67,9 +84,10 @@ impl From<QueueError> for Problem {
     }
 }
 
-/// A grammar's state as the sampler asks for it.
+/// What an answer must follow, as the sampler asks for it.
 struct Constrained {
-    mask: Mask,
+    mask: Option<Mask>,
+    thinking: Option<ThinkingBudget>,
     fault: GrammarFault,
 }
 
@@ -81,20 +99,29 @@ impl std::fmt::Debug for Constrained {
 
 impl Constraint for Constrained {
     fn is_ready(&mut self) -> bool {
-        self.mask.is_ready()
+        self.mask.as_mut().is_none_or(Mask::is_ready)
     }
 
     fn allowed(&mut self) -> Option<&[u32]> {
+        if let Some(only) = self.thinking.as_ref().and_then(ThinkingBudget::allowed) {
+            return Some(only);
+        }
+        let mask = self.mask.as_mut()?;
         // It waits for the mask. One that failed allows the end alone, and says why.
-        let _ = self.mask.allowed();
-        if let Some(why) = self.mask.error() {
+        let _ = mask.allowed();
+        if let Some(why) = mask.error() {
             self.fault.get_or_init(|| why);
         }
-        self.mask.allowed()
+        mask.allowed()
     }
 
     fn accept(&mut self, token: u32) {
-        self.mask.accept(token);
+        if let Some(thinking) = &mut self.thinking {
+            thinking.accept(token);
+        }
+        if let Some(mask) = &mut self.mask {
+            mask.accept(token);
+        }
     }
 }
 
@@ -104,7 +131,7 @@ impl Constraint for Constrained {
 /// The queue is full, or the request cannot be served in time.
 pub async fn start(turn: &Turn, generation: Generation) -> Result<Answers, Problem> {
     let permit = turn.enter(&turn.server.queue, generation.choices).await?;
-    let options = SessionOptions { priority: turn.priority(), ..SessionOptions::default() };
+    let options = SessionOptions { fresh: generation.fresh, ..turn.session_options() };
     let mut session = turn.host.model.session_with(options)?;
     let fault = GrammarFault::default();
     begin(&mut session, &generation, 0, &fault)?;
@@ -135,9 +162,11 @@ fn begin(
 ) -> Result<(), Problem> {
     let mut request = generation.request.clone();
     request.params.seed = request.params.seed.wrapping_add(choice as u64);
-    let constraint = generation.grammar.as_ref().map(|grammar| {
+    let mask = generation.grammar.as_ref().map(|grammar| grammar.start());
+    let thinking = generation.thinking.clone();
+    let constraint = (mask.is_some() || thinking.is_some()).then(|| {
         let constraint: Box<dyn Constraint> =
-            Box::new(Constrained { mask: grammar.start(), fault: fault.clone() });
+            Box::new(Constrained { mask, thinking, fault: fault.clone() });
         constraint
     });
     Ok(session.start_within(&generation.prompt, &request, constraint)?)
@@ -172,21 +201,38 @@ impl Answering {
     async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
         let mut failure = self.host.failure();
         let mut is_first = true;
+        let mut lines = self.generation.lines.map(Lines::within);
+        let mut cut = false;
+        let (mut look, mut told) = (tokio::time::interval(LOOK), None);
+        let began = Instant::now();
         loop {
             let piece = tokio::select! {
                 biased;
                 () = self.tell.closed() => return None,
                 piece = poll_fn(|cx| session.poll_piece(cx)) => piece,
                 why = failed(&mut failure) => return Some(Err(Problem::fault(why))),
+                _ = look.tick(), if is_first && choice == 0 => {
+                    self.tell_progress(session, &mut told, began)?;
+                    continue;
+                }
             };
             match piece {
-                Ok(Some(piece)) => {
+                // What follows the end of a line that ended the answer.
+                Ok(Some(_)) if cut => {}
+                Ok(Some(mut piece)) => {
                     self.host.count_generated();
-                    if std::mem::take(&mut is_first)
-                        && choice == 0
-                        && let Err(problem) = self.start_others(session)
+                    if let Some(end) =
+                        lines.as_mut().and_then(|l| l.end_in(&piece.text, Instant::now()))
                     {
-                        return Some(Err(problem));
+                        piece.text.truncate(end);
+                        session.canceller().cancel();
+                        cut = true;
+                    }
+                    if std::mem::take(&mut is_first) && choice == 0 {
+                        self.tell_progress(session, &mut told, began)?;
+                        if let Err(problem) = self.start_others(session) {
+                            return Some(Err(problem));
+                        }
                     }
                     self.tell.send(Progress::Token(choice, piece)).ok()?;
                 }
@@ -194,6 +240,25 @@ impl Answering {
                 Err(e) => return Some(Err(e.into())),
             }
         }
+    }
+
+    /// Passes on how far the prompt is read, if that is new; `None` when the client is gone.
+    fn tell_progress(
+        &self,
+        session: &Session,
+        told: &mut Option<PromptProgress>,
+        began: Instant,
+    ) -> Option<()> {
+        let Some(now) = session.progress().filter(|now| Some(*now) != *told) else {
+            return Some(());
+        };
+        let first = PromptProgress { done: now.cached, ..now };
+        for news in told.is_none().then_some(first).into_iter().chain((now != first).then_some(now))
+        {
+            self.tell.send(Progress::Prompt(news, began.elapsed())).ok()?;
+        }
+        *told = Some(now);
+        Some(())
     }
 
     fn start_others(&self, first: &Session) -> Result<(), Problem> {
@@ -214,7 +279,10 @@ impl Answering {
             rest.push_str(text);
             troika::Control::Continue
         }))?;
-        self.host.count_prefilled(output.stats.computed_tokens);
+        if output.finish == Finish::Cancelled {
+            // It follows the end of a line that ended the answer.
+            rest.clear();
+        }
         if let Some(why) = self.fault.get() {
             let why = format!("the answer could not follow its grammar to the end: {why}");
             return Err(Problem::bad(why));
@@ -307,14 +375,14 @@ async fn read<T: Send + 'static>(
         let (prompt, model) = (long.len(), model.spec().context);
         return Err(troika::Error::PromptTooLong { prompt, context, model }.into());
     }
+    Record::current().note(|told| told.prompt += texts.iter().map(Vec::len).sum::<usize>());
     let permit = turn.enter(&turn.server.queue, 1).await?;
-    let options = SessionOptions { fresh: true, priority: turn.priority() };
+    let options = SessionOptions { fresh: true, ..turn.session_options() };
     let open = |_: &Vec<u32>| model.session_with(options);
     let mut sessions = texts.iter().map(open).collect::<Result<Vec<Session>, _>>()?;
     let ended: Arc<AtomicBool> = Arc::default();
     let cancellers = sessions.iter().map(Session::canceller).collect();
     let guard = EndsWhenDropped { sessions: cancellers, ended: ended.clone() };
-    let host = turn.host.clone();
     let at_once = if wanted == WantedLogits::States { STATES_AT_ONCE } else { READ_AT_ONCE };
     let work = apart(move || {
         let _permit = permit;
@@ -330,7 +398,6 @@ async fn read<T: Send + 'static>(
                 all.map(|(i, (session, text))| (i, (session, &text[part(text)]))).unzip();
             let mut on_row = |i: usize, at, row: &mut [f32]| add(&mut sum, places[i], at, row);
             Session::feed_all(&mut fed, wanted, &mut on_row)?;
-            host.count_prefilled(fed.iter().map(|(_, part)| part.len()).sum());
         }
         Ok(sum)
     });

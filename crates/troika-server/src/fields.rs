@@ -21,6 +21,13 @@ pub fn parse(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     }
 }
 
+/// A number that is whole, though it may be written with a point.
+pub fn whole(value: &Value) -> Option<i64> {
+    // Beyond, not all whole numbers are numbers with a point.
+    let near = |n: &f64| n.fract() == 0.0 && n.abs() <= 9_007_199_254_740_992.0;
+    value.as_i64().or_else(|| value.as_f64().filter(near).map(|n| n as i64))
+}
+
 impl<'a> Fields<'a> {
     /// The fields of an object.
     pub fn of(map: &'a Map<String, Value>) -> Fields<'a> {
@@ -48,7 +55,15 @@ impl<'a> Fields<'a> {
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let read = serde_json::from_value(value.clone());
-        read.map(Some).map_err(|e| Problem::field(name, format!("{name}: {e}")))
+        // Some clients write whole numbers with a point.
+        let read = read.or_else(|e| match whole(value) {
+            Some(whole) => serde_json::from_value(whole.into()),
+            None => Err(e),
+        });
+        read.map(Some).map_err(|e| Problem {
+            private: Some(format!("{name} is of another type")),
+            ..Problem::field(name, format!("{name}: {e}"))
+        })
     }
 
     /// A field that has to be there.
@@ -81,25 +96,5 @@ impl<'a> Fields<'a> {
         };
         let must = || Problem::field(name, format!("{name} has to be a text or a list of texts"));
         texts.ok_or_else(must)
-    }
-
-    /// Refuses fields that would have to be ignored, each with what can be done instead.
-    ///
-    /// # Errors
-    /// One of them is there, and says something.
-    pub fn refuse(&self, fields: &[(&str, &str)]) -> Result<(), Problem> {
-        for (name, why) in fields {
-            let said = match self.value(name) {
-                None | Some(Value::Bool(false)) => false,
-                Some(Value::String(text)) => !text.is_empty(),
-                Some(Value::Array(list)) => !list.is_empty(),
-                Some(Value::Object(map)) => !map.is_empty(),
-                Some(_) => true,
-            };
-            if said {
-                return Err(Problem::field(name, format!("{name} cannot be honoured: {why}")));
-            }
-        }
-        Ok(())
     }
 }

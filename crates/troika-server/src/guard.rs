@@ -2,20 +2,22 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, RETRY_AFTER};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
+use hyper::body::Body;
 
-use crate::json_request::{LEFT_OUT, read_off};
+use crate::cross_origin::{allowed_page, is_allowed, let_read, preflight};
+use crate::json_request::{IGNORED, LEFT_OUT, read_off};
 use crate::metrics::OfStatus;
 use crate::problem::{Dialect, Problem};
 use crate::queue::Client;
+use crate::record::{RECORD, Record};
 use crate::state::Server;
 
 /// The header with which a client says how urgent its request is.
@@ -55,38 +57,54 @@ pub async fn check(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let began = Instant::now();
     let path = request.uri().path().to_string();
-    let method = request.method().clone();
-    let response = match admit(&server, &path, &request) {
-        Ok(client) => {
+    let asked = format!("{} {path}", request.method());
+    let record = Record::new(server.options.requests.clone(), asked);
+    let page = allowed_page(&server.options.origins, request.headers());
+    let preflight = page.as_ref().and_then(|_| preflight(request.method(), request.headers()));
+    let response = match (admit(&server, &path, &request, preflight.is_some()), preflight) {
+        (Ok(_), Some(preflight)) => preflight,
+        (Ok(client), None) => {
             request.extensions_mut().insert(client);
             // Whatever happens, the client gets an answer.
-            let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+            let answered = RECORD
+                .scope(record.clone(), AssertUnwindSafe(next.run(request)).catch_unwind())
+                .await;
             let gave_up =
                 |_| Problem::fault("the server gave up on this request; please report it");
             answered.unwrap_or_else(|why| gave_up(why).into_response())
         }
-        Err(problem) => {
+        (Err(problem), _) => {
             read_off(request).await;
             problem.into_response()
         }
     };
-    let response = said(response, dialect(&path));
+    let mut response = said(response, dialect(&path), &record);
+    let headers = response.headers_mut();
+    let ignored = record.note(|told| told.ignored.join(", "));
+    let ignored = HeaderValue::from_str(&ignored).ok().filter(|names| !names.is_empty());
+    headers.extend(ignored.map(|names| (HeaderName::from_static(IGNORED), names)));
+    if let Some(page) = page {
+        let_read(page, headers);
+    }
+    if let Some(names) = headers.get(LEFT_OUT).and_then(|names| names.to_str().ok()) {
+        record.note(|told| told.why.insert(format!("left out: {names}")));
+    }
     let code = response.status().as_u16();
     server.metrics.requests.get_or_create(&OfStatus { code }).inc();
-    if let Some(log) = &server.options.requests {
-        let ms = began.elapsed().as_secs_f64() * 1e3;
-        let left_out = response.headers().get(LEFT_OUT).and_then(|names| names.to_str().ok());
-        let left_out = left_out.map_or(String::new(), |names| format!(", left out: {names}"));
-        log(&format!("{method} {path} {code} {ms:.1} ms{left_out}"));
-    }
+    // A stream goes on after this.
+    let whole = response.body().size_hint().exact().is_some();
+    record.note(|told| {
+        told.asked += &format!(" {code}");
+        told.whole = whole;
+    });
     response
 }
 
 /// A problem as the client's interface says it.
-fn said(mut response: Response, dialect: Dialect) -> Response {
+fn said(mut response: Response, dialect: Dialect, record: &Record) -> Response {
     let Some(problem) = response.extensions_mut().remove::<Problem>() else { return response };
+    record.problem(&problem);
     let mut said = (problem.status, problem.body(dialect).to_string()).into_response();
     said.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(seconds) = problem.retry_after {
@@ -95,11 +113,17 @@ fn said(mut response: Response, dialect: Dialect) -> Response {
     said
 }
 
-fn admit(server: &Server, path: &str, request: &Request) -> Result<Client, Problem> {
+fn admit(
+    server: &Server,
+    path: &str,
+    request: &Request,
+    preflight: bool,
+) -> Result<Client, Problem> {
     let headers = request.headers();
     check_host(server, headers)?;
-    check_origin(server, headers)?;
-    let id = match server.options.keys.is_empty() || is_public(path) {
+    check_origin(server, path, headers)?;
+    // A browser sends no key with a preflight.
+    let id = match server.options.keys.is_empty() || is_public(path) || preflight {
         true => 0,
         false => key(&server.options.keys, headers)?,
     };
@@ -142,20 +166,25 @@ fn is_own_name(server: &Server, host: &str) -> bool {
         || server.options.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
 }
 
-/// Pages of other sites may not ask, unless they are allowed to.
-fn check_origin(server: &Server, headers: &HeaderMap) -> Result<(), Problem> {
-    let Some(origin) = headers.get(ORIGIN).map(|o| o.to_str().unwrap_or("null")) else {
-        return Ok(());
+/// Pages of other sites may not ask, unless they are allowed to. A page that only loads an address,
+/// as a picture or in a frame, names no origin, but the browser says that it is of another site.
+fn check_origin(server: &Server, path: &str, headers: &HeaderMap) -> Result<(), Problem> {
+    let text = |name| headers.get(name).map(|h| h.to_str().unwrap_or("null"));
+    let host = text(HOST).unwrap_or_default();
+    let good = match text(ORIGIN) {
+        Some(origin) => {
+            let own = ["http://", "https://"].iter().any(|scheme| {
+                origin.strip_prefix(scheme).is_some_and(|name| name.eq_ignore_ascii_case(host))
+            });
+            own || is_allowed(&server.options.origins, origin)
+        }
+        None => {
+            let site = text(HeaderName::from_static("sec-fetch-site"));
+            is_public(path) || !matches!(site, Some("cross-site" | "same-site"))
+        }
     };
-    let host = headers.get(HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
-    let own = ["http://", "https://"].iter().any(|scheme| {
-        origin.strip_prefix(scheme).is_some_and(|name| name.eq_ignore_ascii_case(host))
-    });
-    if own || server.options.origins.iter().any(|allowed| allowed == origin) {
-        return Ok(());
-    }
     let message = "pages of other sites may not call this server; start it with --allowed-origin";
-    Err(Problem::new(StatusCode::FORBIDDEN, message))
+    if good { Ok(()) } else { Err(Problem::new(StatusCode::FORBIDDEN, message)) }
 }
 
 /// The number of the client's key, from 1 on. The time that it takes does not tell how much of a

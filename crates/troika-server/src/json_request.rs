@@ -13,10 +13,13 @@ use hyper::body::Body;
 use serde_json::{Map, Value};
 
 use crate::fields::{self, Fields};
-use crate::limits;
 use crate::problem::Problem;
 use crate::queue::Client;
+use crate::record::Record;
 use crate::state::{Server, apart};
+use crate::stream::escaped;
+use crate::unpack::{codings, unpack};
+use crate::{known, limits};
 
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(60);
@@ -84,8 +87,9 @@ impl FromRequest<Arc<Server>> for JsonRequest {
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<JsonRequest, Problem> {
         let client = request.extensions().get().copied();
         let client = client.unwrap_or(Client { id: 0, priority: 0 });
+        let (path, codings) = (request.uri().path().to_string(), codings(request.headers())?);
         let most = server.options.body_bytes;
-        let too_long = || {
+        let too_long = move || {
             let why = format!(
                 "the body has more than {most} bytes; send less, or start the server with a larger \
                  --max-body"
@@ -105,17 +109,30 @@ impl FromRequest<Arc<Server>> for JsonRequest {
             false => Problem::bad("the body cannot be read to its end"),
         })?;
         let body = body.to_bytes();
+        let apart_from = if codings.is_empty() { limits::SHORT_BODY } else { 0 };
         let bytes = body.len();
-        let long = (bytes > limits::LONG_BODY).then_some(LongBody);
         let parse = move || {
+            let mut body = body;
+            for coding in codings {
+                let wrong =
+                    |e| Problem::bad(format!("the body is not of its Content-Encoding: {e}"));
+                body = unpack(&coding, &body, most).map_err(wrong)?.ok_or_else(too_long)?.into();
+            }
+            let long = (body.len() > limits::LONG_BODY).then_some(LongBody);
             let body = fields::parse(&body)?;
             limits::check(&body)?;
-            Ok(body)
+            let unknown = known::check(&path, &body)?;
+            Ok((body, unknown, long))
         };
-        let body = if bytes > limits::SHORT_BODY { apart(parse).await? } else { parse()? };
-        Ok(JsonRequest { body, client, _long: long })
+        let parsed = if bytes > apart_from { apart(parse).await? } else { parse()? };
+        let (body, unknown, _long) = parsed;
+        Record::current().note(|told| told.ignored = unknown);
+        Ok(JsonRequest { body, client, _long })
     }
 }
+
+/// The header that names fields that nobody knows.
+pub const IGNORED: &str = "x-troika-ignored";
 
 /// The header that names what of a request is not honoured.
 pub const LEFT_OUT: &str = "x-troika-left-out";
@@ -131,5 +148,5 @@ pub fn with_left_out(mut answer: Response, names: &BTreeSet<String>) -> Response
 
 /// An answer in JSON.
 pub fn json(value: &Value) -> Response {
-    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+    ([(CONTENT_TYPE, "application/json")], escaped(value.to_string())).into_response()
 }

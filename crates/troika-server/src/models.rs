@@ -1,14 +1,19 @@
 //! The models on offer: opened when they are asked for, closed when nobody uses them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use troika::Source;
 
+use crate::ids;
 use crate::metrics::Metrics;
 use crate::open_model::{InUse, OpenModel};
-use crate::options::{Log, ModelOffer};
+use crate::options::{Log, ModelOffer, ServerOptions};
 use crate::problem::Problem;
+
+/// How often a request that waits for room looks for it.
+const ROOM_EVERY: Duration = Duration::from_millis(20);
 
 /// What is known of a model on offer.
 #[derive(Clone, Default)]
@@ -27,9 +32,9 @@ pub enum ModelState {
 /// A model on offer.
 struct OfferedModel {
     offer: ModelOffer,
+    /// When its files were changed, since 1970; of others when the server began.
+    modified: Duration,
     state: Mutex<ModelState>,
-    /// Held by whoever opens it.
-    opening: tokio::sync::Mutex<()>,
 }
 
 impl OfferedModel {
@@ -51,6 +56,10 @@ impl OfferedModel {
         }
     }
 
+    fn has_failed(&self) -> bool {
+        matches!(*self.state(), ModelState::Failed(_))
+    }
+
     fn bytes(&self) -> u64 {
         match &*self.state() {
             ModelState::Open(host) => host.weight_bytes() + host.figures().bytes,
@@ -58,12 +67,12 @@ impl OfferedModel {
         }
     }
 
-    /// Closes it if nobody has used it for so long. Returns the model, to be dropped elsewhere,
+    /// Closes it if nobody uses it. Returns the model, to be dropped elsewhere,
     /// since that waits for its thread.
-    fn close(&self, idle_for: Duration) -> Option<Arc<OpenModel>> {
+    fn close(&self) -> Option<Arc<OpenModel>> {
         let mut state = self.state();
         let ModelState::Open(host) = &*state else { return None };
-        host.idle().filter(|idle| *idle >= idle_for)?;
+        host.idle()?;
         match std::mem::take(&mut *state) {
             ModelState::Open(host) => Some(host),
             _ => None,
@@ -79,6 +88,8 @@ pub struct ListedModel {
     pub names: Vec<String>,
     /// Bytes of its files.
     pub bytes: u64,
+    /// When they were changed, since 1970.
+    pub modified: Duration,
     /// What it is doing.
     pub state: ModelState,
 }
@@ -90,25 +101,38 @@ pub struct Models {
     metrics: Arc<Metrics>,
     began: Instant,
     note: Log,
-    /// Held while one makes room: two must not count on the same memory.
-    making_room: tokio::sync::Mutex<()>,
+    /// Held while one is opened: two must not count on the same memory.
+    making_room: Arc<tokio::sync::Mutex<()>>,
+    /// Held by requests that wait until models in use leave room: others come after them.
+    waiting: Arc<()>,
+    /// How long they wait.
+    patience: Duration,
 }
 
 impl Models {
-    /// The models on offer, all closed.
-    pub fn new(
-        offers: &[ModelOffer],
-        memory: Option<u64>,
-        metrics: Arc<Metrics>,
-        note: Log,
-    ) -> Models {
-        let model = |offer: &ModelOffer| {
-            let (state, opening) = (Mutex::default(), tokio::sync::Mutex::default());
-            Arc::new(OfferedModel { offer: offer.clone(), state, opening })
+    /// The models on offer: the first one about to be opened, the others closed.
+    pub fn new(options: &ServerOptions, metrics: Arc<Metrics>) -> Models {
+        let model = |(index, offer): (usize, &ModelOffer)| {
+            let changed = match &offer.source {
+                Source::Path(path) => std::fs::metadata(path).and_then(|m| m.modified()).ok(),
+                Source::BuiltIn => None,
+            };
+            let modified = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let modified = modified.unwrap_or_else(ids::since_1970);
+            // The first one is opened at once.
+            let state = if index == 0 { ModelState::Loading } else { ModelState::Closed };
+            Arc::new(OfferedModel { offer: offer.clone(), modified, state: Mutex::new(state) })
         };
-        let offered = offers.iter().map(model).collect();
-        let (began, making_room) = (Instant::now(), tokio::sync::Mutex::default());
-        Models { offered, memory, metrics, began, note, making_room }
+        Models {
+            offered: options.models.iter().enumerate().map(model).collect(),
+            memory: options.memory,
+            metrics,
+            began: Instant::now(),
+            note: options.note.clone(),
+            making_room: Arc::default(),
+            waiting: Arc::default(),
+            patience: options.timeout,
+        }
     }
 
     /// The server's clock.
@@ -118,23 +142,50 @@ impl Models {
 
     /// The name of the model that requests without one get.
     pub fn default_name(&self) -> &str {
-        self.offered.first().map_or("", |p| &p.offer.name)
+        let good = self.offered.iter().find(|p| !p.has_failed());
+        good.or(self.offered.first()).map_or("", |p| &p.offer.name)
     }
 
-    /// The model of a name, opened if need be.
+    /// The model of a name, opened if need be; without a name the first one that can be opened.
     ///
     /// # Errors
     /// There is no such model, it cannot be opened, or there is no room for it.
     pub async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<InUse, Problem> {
-        let name = name.unwrap_or(self.default_name());
-        let model = self.find(name).ok_or_else(|| self.unknown(name))?;
+        if let Some(name) = name {
+            return self.get_open(self.find(name).ok_or_else(|| self.unknown(name))?).await;
+        }
+        // Those that failed before are tried last.
+        let (bad, good): (Vec<_>, Vec<_>) = self.offered.iter().partition(|p| p.has_failed());
+        let mut first = None;
+        for model in good.into_iter().chain(bad) {
+            match self.get_open(model).await {
+                Err(problem) if model.has_failed() => first = first.or(Some(problem)),
+                done => return done,
+            }
+        }
+        Err(first.unwrap_or_else(|| self.unknown("")))
+    }
+
+    async fn get_open(self: &Arc<Self>, model: &Arc<OfferedModel>) -> Result<InUse, Problem> {
+        let by = Instant::now() + self.patience;
+        if Arc::strong_count(&self.waiting) == 1
+            && let Some(open) = model.open()
+        {
+            return Ok(open);
+        }
+        let making = self.making_room.clone().lock_owned().await;
+        // Somebody else may have opened it meanwhile.
         if let Some(open) = model.open() {
             return Ok(open);
         }
+        let room = self.make_room(model, by).await?;
         // On a task of its own: who stops waiting does not stop it from being opened.
         let (models, model) = (self.clone(), model.clone());
-        let opened = tokio::spawn(async move { models.open(&model).await }).await;
-        opened.map_err(|_| Problem::fault("opening the model gave up; please report it"))?
+        let opened = tokio::spawn(async move {
+            let _making = making;
+            models.open(&model, room).await
+        });
+        opened.await.map_err(|_| Problem::fault("opening the model gave up; please report it"))?
     }
 
     /// The model that a request for this name gets.
@@ -156,15 +207,8 @@ impl Models {
         Problem { param: Some("model".into()), ..problem }
     }
 
-    async fn open(&self, model: &Arc<OfferedModel>) -> Result<InUse, Problem> {
-        let _opening = model.opening.lock().await;
-        // Somebody else may have opened it meanwhile.
-        if let Some(open) = model.open() {
-            return Ok(open);
-        }
-        let _making = self.making_room.lock().await;
-        let room = self.make_room(model).await?;
-        *model.state() = ModelState::Loading;
+    async fn open(&self, model: &Arc<OfferedModel>, room: Option<u64>) -> Result<InUse, Problem> {
+        let before = std::mem::replace(&mut *model.state(), ModelState::Loading);
         let (of, metrics, began) = (model.clone(), self.metrics.clone(), self.began);
         let opened =
             tokio::task::spawn_blocking(move || OpenModel::open(&of.offer, room, &metrics, began));
@@ -177,22 +221,33 @@ impl Models {
                 }
                 let in_use = InUse::new(host.clone());
                 *model.state() = ModelState::Open(host);
+                let (bytes, mib) = (self.bytes(), |bytes: u64| bytes.div_ceil(1 << 20));
+                if let Some(most) = self.memory.filter(|most| bytes > *most) {
+                    let (needed, most) = (mib(bytes), mib(most));
+                    (self.note)(&format!(
+                        "warning: the open models need {needed} MiB, more than --memory {most}"
+                    ));
+                }
                 Ok(in_use)
             }
             Err(why) => {
                 *model.state() = ModelState::Failed(why.clone());
                 let message = format!("the model {} cannot be opened: {why}", model.offer.name);
+                if !matches!(before, ModelState::Failed(known) if known == why) {
+                    (self.note)(&message);
+                }
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, message))
             }
         }
     }
 
     /// Makes room: open models give back what they keep for later, then those are closed that nobody
-    /// uses, those first that were used longest ago. Returns the room, where memory has a limit; a
-    /// model larger than that alone has none.
-    async fn make_room(&self, model: &OfferedModel) -> Result<Option<u64>, Problem> {
+    /// uses, those first that were used longest ago. Where all are in use, it waits. Returns the
+    /// room, where memory has a limit; a model larger than that alone has none.
+    async fn make_room(&self, model: &OfferedModel, by: Instant) -> Result<Option<u64>, Problem> {
         let Some(memory) = self.memory else { return Ok(None) };
         let mut given_back = false;
+        let mut _waiting = None;
         loop {
             let used = self.bytes();
             if used + model.offer.bytes <= memory {
@@ -212,6 +267,11 @@ impl Models {
             let longest = self.offered.iter().filter_map(|p| Some((idle(p)?, p)));
             let longest = longest.max_by_key(|(idle, _)| *idle);
             let Some((_, other)) = longest else {
+                if Instant::now() < by {
+                    _waiting = Some(self.waiting.clone());
+                    tokio::time::sleep(ROOM_EVERY).await;
+                    continue;
+                }
                 let name = &model.offer.name;
                 let message = format!(
                     "there is no room for the model {name} beside those in use; try again later, \
@@ -221,7 +281,7 @@ impl Models {
                 let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, message);
                 return Err(Problem { retry_after, ..problem });
             };
-            self.close(other, Duration::ZERO).await;
+            self.close(other).await;
         }
     }
 
@@ -234,25 +294,29 @@ impl Models {
         }
     }
 
-    async fn close(&self, model: &OfferedModel, idle_for: Duration) {
-        let Some(host) = model.close(idle_for) else { return };
+    async fn close(&self, model: &OfferedModel) {
+        let Some(host) = model.close() else { return };
         self.metrics.closed(&host.name);
         (self.note)(&format!("closed {}: nobody uses it", host.name));
         // It waits for the model's thread.
         let _ = tokio::task::spawn_blocking(move || drop(host)).await;
     }
 
-    /// Closes the models that nobody has used for so long.
-    pub async fn close_idle(&self, idle_for: Duration) {
+    /// Closes the models that nobody has used for so long, or for as long as a client has said.
+    pub async fn close_idle(&self, keep_alive: Option<Duration>) {
         for model in &self.offered {
-            self.close(model, idle_for).await;
+            let ModelState::Open(host) = model.state().clone() else { continue };
+            if host.left(keep_alive) == Some(Duration::ZERO) {
+                drop(host);
+                self.close(model).await;
+            }
         }
     }
 
     /// Closes a model now, if nobody uses it.
     pub async fn unload(&self, name: &str) {
         if let Some(model) = self.find(name) {
-            self.close(model, Duration::ZERO).await;
+            self.close(model).await;
         }
     }
 
@@ -268,6 +332,7 @@ impl Models {
             name: p.offer.name.clone(),
             names: [std::slice::from_ref(&p.offer.name), &p.offer.aliases].concat(),
             bytes: p.offer.bytes,
+            modified: p.modified,
             state: p.state().clone(),
         };
         self.offered.iter().map(list).collect()

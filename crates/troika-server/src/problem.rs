@@ -15,6 +15,9 @@ pub enum Dialect {
     Ollama,
 }
 
+/// The longest text in a sentence that the log takes for a name.
+const LONGEST_NAME: usize = 64;
+
 /// Why a request is not served, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -28,12 +31,18 @@ pub struct Problem {
     pub code: Option<&'static str>,
     /// Seconds after which it may be tried again.
     pub retry_after: Option<u64>,
+    /// What the log says instead, where the sentence quotes what was asked.
+    pub private: Option<String>,
+    /// Tokens of a prompt that is too long, and the most that there may be.
+    pub too_long: Option<(usize, usize)>,
 }
 
 impl Problem {
     /// A problem with a status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Problem {
-        Problem { status, message: message.into(), param: None, code: None, retry_after: None }
+        let message = message.into();
+        let (param, code, retry_after, private, too_long) = (None, None, None, None, None);
+        Problem { status, message, param, code, retry_after, private, too_long }
     }
 
     /// A request that is wrong.
@@ -54,6 +63,34 @@ impl Problem {
     /// With a name for programs.
     pub fn with_code(self, code: &'static str) -> Problem {
         Problem { code: Some(code), ..self }
+    }
+
+    /// The sentence up to the first text in it that may be of a prompt: one that is no name.
+    pub fn for_log(&self) -> String {
+        let sentence = self.private.as_ref().unwrap_or(&self.message);
+        let is_name = |part: &str| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
+            part.len() <= LONGEST_NAME && part.chars().all(plain)
+        };
+        let line = sentence.lines().next().unwrap_or_default();
+        let parts = line.split('"').enumerate();
+        let parts = parts.take_while(|(i, part)| i % 2 == 0 || is_name(part));
+        parts.map(|(_, part)| part).collect::<Vec<_>>().join("\"")
+    }
+
+    /// The sentence in the words that clients of an interface look for.
+    fn words(&self, dialect: Dialect) -> String {
+        let message = &self.message;
+        match (self.too_long, dialect) {
+            (Some((tokens, most)), Dialect::Anthropic) => {
+                format!("prompt is too long: {tokens} tokens > {most} maximum; {message}")
+            }
+            (Some((tokens, most)), Dialect::OpenAi) => format!(
+                "This model's maximum context length is {most} tokens. However, your messages \
+                 resulted in {tokens} tokens: {message}"
+            ),
+            _ => message.clone(),
+        }
     }
 
     /// OpenAI's name of the kind of problem.
@@ -80,18 +117,19 @@ impl Problem {
 
     /// The body of the answer.
     pub fn body(&self, dialect: Dialect) -> Value {
+        let words = self.words(dialect);
         match dialect {
             Dialect::OpenAi => json!({"error": {
-                "message": self.message,
+                "message": words,
                 "type": self.kind(),
                 "param": self.param,
                 "code": self.code,
             }}),
             Dialect::Anthropic => json!({"type": "error", "error": {
                 "type": self.anthropic_kind(),
-                "message": self.message,
+                "message": words,
             }}),
-            Dialect::Ollama => json!({"error": self.message}),
+            Dialect::Ollama => json!({"error": words}),
         }
     }
 }
@@ -100,16 +138,29 @@ impl From<troika::Error> for Problem {
     fn from(error: troika::Error) -> Problem {
         use troika::Error as E;
         let message = error.to_string();
+        let too_long = match error {
+            E::PromptTooLong { prompt, context, .. } => Some((prompt, context)),
+            // It has at least so many.
+            E::TextTooLong { bytes, context, longest } => {
+                Some((bytes.div_ceil(longest.max(1)), context))
+            }
+            _ => None,
+        };
         match error {
-            E::PromptTooLong { .. }
-            | E::TextTooLong { .. }
-            | E::Engine(EngineError::Kv(KvError::Context { .. } | KvError::Budget { .. })) => {
+            E::PromptTooLong { .. } | E::TextTooLong { .. } => {
+                let problem = Problem::bad(message).with_code("context_length_exceeded");
+                Problem { too_long, ..problem }
+            }
+            E::Engine(EngineError::Kv(KvError::Context { .. } | KvError::Budget { .. })) => {
                 Problem::bad(message).with_code("context_length_exceeded")
             }
             E::Param(wrong) => Problem::field(wrong.name, message),
-            E::Chat(_) | E::EmptyPrompt | E::NoTokens | E::NoTextOfTemplate => {
-                Problem::bad(message)
-            }
+            // The template may quote messages.
+            E::Chat(_) => Problem {
+                private: Some("the chat template refused the messages".into()),
+                ..Problem::bad(message)
+            },
+            E::EmptyPrompt | E::NoTokens | E::NoTextOfTemplate => Problem::bad(message),
             E::NoTokenizer(_) | E::Tokenizer(_) | E::Sample(_) => Problem::bad(message),
             E::Engine(EngineError::Token { .. }) => Problem::bad(message),
             _ => Problem::fault(message),

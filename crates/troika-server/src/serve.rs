@@ -30,6 +30,9 @@ const HEAD_BYTES: usize = 64 << 10;
 /// How long a client may not take what is sent to it.
 const STALL_TIME: Duration = Duration::from_secs(60);
 
+/// How long clients may take to read that their answers are cut off.
+const CUT_TIME: Duration = Duration::from_secs(1);
+
 /// How often idle models are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 
@@ -52,6 +55,9 @@ pub enum ServerError {
     /// There is no runtime.
     #[error("the server has no threads: {0}")]
     Threads(io::Error),
+    /// No model can be opened.
+    #[error("{0}")]
+    Model(String),
     /// A server without models.
     #[error("there is no model to serve; name one")]
     NoModel,
@@ -62,6 +68,8 @@ pub enum ServerError {
 pub struct Ended {
     /// Answers that were cut off.
     pub cut: usize,
+    /// Whether SIGTERM ended it, as supervisors do.
+    pub terminated: bool,
 }
 
 /// Serves until it is told to stop: by Ctrl-C, or by SIGTERM. `listening` is told the address.
@@ -99,17 +107,13 @@ async fn run(
     let server = Arc::new(Server::new(options));
     listening(server.options.address);
     let opening = server.clone();
-    tokio::spawn(async move {
-        if let Err(problem) = opening.model(None).await {
-            (opening.options.note)(&problem.message);
-        }
-    });
+    let mut opened = tokio::spawn(async move { opening.model(None).await.map(drop) });
+    let mut is_opened = false;
     let tidying = server.clone();
     tokio::spawn(async move {
-        let Some(keep_alive) = tidying.options.keep_alive else { return };
         loop {
             tokio::time::sleep(TIDY_EVERY).await;
-            tidying.models.close_idle(keep_alive).await;
+            tidying.models.close_idle(tidying.options.keep_alive).await;
         }
     });
     let routes = Router::new()
@@ -118,22 +122,26 @@ async fn run(
         .layer(from_fn_with_state(server.clone(), guard::check))
         .with_state(server.clone());
     let mut stopped = std::pin::pin!(stop());
-    loop {
+    let terminated = loop {
         tokio::select! {
-            () = &mut stopped => break,
+            terminated = &mut stopped => break terminated,
+            done = &mut opened, if !is_opened => match done {
+                Ok(Err(problem)) => return Err(ServerError::Model(problem.message)),
+                _ => is_opened = true,
+            },
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => connect(&server, &routes, stream),
                 // Too many open files, for instance: others will be closed.
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             },
         }
-    }
+    };
     drop(listener);
-    Ok(finish(&server).await)
+    Ok(Ended { cut: finish(&server).await, terminated })
 }
 
 /// Waits for the answers that are being made, and tells how many were cut off.
-async fn finish(server: &Server) -> Ended {
+async fn finish(server: &Server) -> usize {
     server.closing.send_replace(true);
     server.queue.close();
     let running = server.queue.running();
@@ -143,36 +151,40 @@ async fn finish(server: &Server) -> Ended {
             "ending: {running} answers have {grace} s to end; Ctrl-C again ends them now"
         ));
     }
-    let done = async {
+    let done = || async {
         while server.connections.load(Ordering::Relaxed) > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     let mut again = std::pin::pin!(stop());
     tokio::select! {
-        _ = tokio::time::timeout(server.options.grace, done) => {}
-        () = &mut again => {}
+        _ = tokio::time::timeout(server.options.grace, done()) => {}
+        _ = &mut again => {}
     }
-    Ended { cut: server.queue.running() }
+    let cut = server.queue.running();
+    // Their clients are told.
+    server.cutting.send_replace(true);
+    let _ = tokio::time::timeout(CUT_TIME, done()).await;
+    cut
 }
 
-/// Waits for Ctrl-C, or SIGTERM.
-async fn stop() {
+/// Waits for Ctrl-C, or SIGTERM. Returns whether it was the latter.
+async fn stop() -> bool {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
         if let Ok(mut term) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = term.recv() => {}
-            }
-            return;
+            return tokio::select! {
+                _ = tokio::signal::ctrl_c() => false,
+                _ = term.recv() => true,
+            };
         }
     }
     // Without a handler the signal ends the process by itself.
     if tokio::signal::ctrl_c().await.is_err() {
         std::future::pending::<()>().await;
     }
+    false
 }
 
 /// The most connections at once.

@@ -34,6 +34,8 @@ pub struct Server {
     pub connections: AtomicUsize,
     /// Tells that the server ends.
     pub closing: watch::Sender<bool>,
+    /// Tells that answers are cut off.
+    pub cutting: watch::Sender<bool>,
     /// The highest priority that counts among clients; those without keys are one.
     pub most_urgent: i32,
     power: Mutex<Option<PowerMeter>>,
@@ -43,8 +45,7 @@ impl Server {
     /// A server that does not listen yet.
     pub fn new(options: ServerOptions) -> Server {
         let metrics: Arc<Metrics> = Arc::default();
-        let note = options.note.clone();
-        let models = Models::new(&options.models, options.memory, metrics.clone(), note);
+        let models = Models::new(&options, metrics.clone());
         let meter = options.sys.as_deref().and_then(|sys| EnergyMeter::find(sys).ok());
         let most_urgent = if options.keys.len() > 1 { options.most_urgent } else { i32::MAX };
         let queue = |places| FairQueue::new(places, options.queue, most_urgent);
@@ -58,6 +59,7 @@ impl Server {
             most_urgent,
             connections: AtomicUsize::new(0),
             closing: watch::channel(false).0,
+            cutting: watch::channel(false).0,
             power: Mutex::new(meter.map(|m| m.power())),
             options,
         }

@@ -7,13 +7,14 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::chat::{ChatEvent, ChatStream, Usage};
 use crate::json_request;
 use crate::problem::Problem;
 
-/// After so long without news a comment is sent, so that nobody in between takes the connection for
-/// dead.
+/// After so long without anything to send something is sent, so that nobody in between takes the
+/// connection for dead.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Writes the news of answers in a client's form.
@@ -23,6 +24,12 @@ pub trait EventWriter: Send + 'static {
 
     /// What comes first.
     fn begin(&mut self, out: &mut String);
+
+    /// What says that the answer is still on its way: after some silence nobody in between shall
+    /// take the connection for dead.
+    fn waiting(&self, out: &mut String) {
+        out.push_str(": waiting\n\n");
+    }
 
     /// News.
     fn event(&mut self, event: ChatEvent, out: &mut String);
@@ -49,6 +56,15 @@ pub fn named(name: &str, value: &Value, out: &mut String) {
     data(value, out);
 }
 
+/// JSON without the characters that some clients take for ends of lines: they can be in texts only.
+pub fn escaped(json: String) -> String {
+    let ends = ['\u{85}', '\u{2028}', '\u{2029}'];
+    if !json.contains(ends) {
+        return json;
+    }
+    ends.iter().fold(json, |json, end| json.replace(*end, &format!("\\u{:04x}", *end as u32)))
+}
+
 /// What remains of a response.
 enum Remaining<W> {
     All(ChatStream, W),
@@ -69,7 +85,7 @@ pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
             Remaining::News(stream, writer) => next(stream, writer, &mut out).await,
             Remaining::Nothing => return None,
         };
-        Some((Ok::<Bytes, std::convert::Infallible>(out.into()), remaining))
+        Some((Ok::<Bytes, std::convert::Infallible>(escaped(out).into()), remaining))
     });
     let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
     json_request::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
@@ -81,24 +97,23 @@ async fn next<W: EventWriter>(
     mut writer: W,
     out: &mut String,
 ) -> Remaining<W> {
+    let silent_until = Instant::now() + SILENCE;
     // An empty chunk would end the response.
     while out.is_empty() {
-        let mut news = match tokio::time::timeout(SILENCE, stream.next()).await {
-            Ok(news) => news,
-            Err(_) if W::CONTENT_TYPE == "text/event-stream" => {
-                out.push_str(": waiting\n\n");
-                return Remaining::News(stream, writer);
-            }
-            Err(_) => continue,
+        let Ok(mut news) = tokio::time::timeout_at(silent_until, stream.next()).await else {
+            writer.waiting(out);
+            break;
         };
         loop {
             match news {
                 Some(Ok(event)) => writer.event(event, out),
                 Some(Err(problem)) => {
+                    stream.record.problem(&problem);
                     writer.problem(&problem, out);
                     return Remaining::Nothing;
                 }
                 None => {
+                    stream.record.note(|told| told.whole = true);
                     writer.end(&stream.usage(), out);
                     return Remaining::Nothing;
                 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use tokio::time::Instant;
+use troika::SessionOptions;
 
 use crate::grammar::{Constrain, Grammar};
 use crate::ids;
@@ -12,6 +13,7 @@ use crate::limits;
 use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Asked, Client, FairQueue, Permit};
+use crate::record::Record;
 use crate::state::{Server, apart};
 
 /// How long a grammar waits for others to be compiled.
@@ -37,6 +39,7 @@ impl Turn {
     /// A request whose time begins now.
     pub fn new(server: &Arc<Server>, host: &InUse, client: Client) -> Turn {
         let by = Instant::now() + server.options.timeout;
+        Record::current().note(|told| told.model.clone_from(&host.name));
         let (server, host, request) = (server.clone(), host.clone(), ids::random());
         Turn { server, host, client, by, request, further: false }
     }
@@ -47,15 +50,16 @@ impl Turn {
         Turn { further: self.further || index > 0, ..self.clone() }
     }
 
-    /// The priority of its sequences in the engine, which all clients share.
-    pub fn priority(&self) -> i32 {
-        self.client.priority.min(self.server.most_urgent)
+    /// What its sessions are in the engine, which all clients share.
+    pub fn session_options(&self) -> SessionOptions {
+        let priority = self.client.priority.min(self.server.most_urgent);
+        SessionOptions { priority, client: self.client.id, fresh: false }
     }
 
     /// Waits for work until the request's time is over.
     ///
     /// # Errors
-    /// It is.
+    /// It is, or the server ends.
     pub async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, Problem> {
         let late = |_| {
             let seconds = self.server.options.timeout.as_secs_f64();
@@ -65,7 +69,14 @@ impl Turn {
             );
             Problem::new(StatusCode::GATEWAY_TIMEOUT, message)
         };
-        tokio::time::timeout_at(self.by, work).await.map_err(late)
+        let mut cutting = self.server.cutting.subscribe();
+        tokio::select! {
+            done = tokio::time::timeout_at(self.by, work) => done.map_err(late),
+            _ = cutting.wait_for(|cutting| *cutting) => {
+                let message = "the server was stopped before the answer was complete";
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, message))
+            }
+        }
     }
 
     /// Waits for places.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use troika_engine::sample::{Constraint, Logprobs, SampleParams, Sampler};
-use troika_engine::{Admission, EngineHandle, SeqId, SequenceInput, WantedLogits};
+use troika_engine::{Admission, EngineHandle, PromptProgress, SeqId, SequenceInput, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 use troika_plan::Phase;
 
@@ -105,6 +105,8 @@ pub type OnToken<'a> = &'a mut dyn FnMut(u32, &str) -> Control;
 pub struct SessionOptions {
     /// Sessions of higher priority are computed first; equal ones share the devices.
     pub priority: i32,
+    /// Whose it is: prompts of equal priority take turns by client.
+    pub client: u64,
     /// Computes everything itself: neither uses nor leaves cached pages of sessions with the same
     /// beginning. For measurements.
     pub fresh: bool,
@@ -162,6 +164,7 @@ impl Model {
     pub fn session_with(&self, options: SessionOptions) -> Result<Session, Error> {
         let admission = Admission {
             priority: options.priority,
+            client: options.client,
             shares: !options.fresh,
             ..Admission::default()
         };
@@ -180,6 +183,11 @@ impl Model {
         let driver = &self.opened.driver;
         let mut engine = driver.engine()?;
         Ok(driver.step(&mut engine, None)?)
+    }
+
+    /// The prompts that are being read, of all sessions.
+    pub fn prompts(&self) -> Vec<PromptProgress> {
+        self.opened.driver.handle.prompts()
     }
 
     /// Sleeps until a session has something to compute, or for `most`. Returns whether one has. A
@@ -330,6 +338,16 @@ impl Session {
         match take(&self.state) {
             Some(taken) => Poll::Ready(self.take_piece(taken)),
             None => Poll::Pending,
+        }
+    }
+
+    /// How far the prompt of the generation is read; `None` before that begins.
+    pub fn progress(&self) -> Option<PromptProgress> {
+        let state = lock(&self.state);
+        let (total, cached) = (self.text.as_ref()?.output.stats.prompt_tokens, state.cached);
+        match state.generating.as_ref()?.times.first {
+            Some(_) => Some(PromptProgress { total, cached, done: total }),
+            None => self.opened.driver.handle.reads(self.seq),
         }
     }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use troika_model::chat::{ChatTemplate, HelperCommand};
-use troika_model::spec::GgufValue;
 use troika_model::tokenizer::{Tokenizer, TokenizerError};
 use troika_weights::FileSource;
 
@@ -55,10 +54,7 @@ impl ModelText {
         let mut warnings = Vec::new();
         let template = match source {
             FileSource::HuggingFace { dir, .. } => ChatTemplate::from_hf_dir(dir),
-            FileSource::Gguf { meta, .. } => {
-                let source = meta.get("tokenizer.chat_template").and_then(GgufValue::as_str);
-                source.map(ChatTemplate::new).transpose()
-            }
+            FileSource::Gguf { meta, .. } => ChatTemplate::from_gguf(meta),
         };
         let (tokenizer, warning) = tokenizer_in(source)
             .unwrap_or_else(|e| (None, Some(format!("{e}; only token ids can be used"))));

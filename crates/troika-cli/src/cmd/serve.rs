@@ -53,8 +53,15 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         output::note_line(&format!("listening at http://{address} (the page is there, too){key}"));
     });
     match ended.map_err(|e| CliError::Failure(e.to_string()))? {
-        Ended { cut: 0 } => Ok(()),
-        Ended { cut } => Err(CliError::Interrupted(format!("answers that were cut off: {cut}"))),
+        Ended { cut: 0, .. } => Ok(()),
+        Ended { cut, terminated } => {
+            let told = format!("answers that were cut off: {cut}");
+            if !terminated {
+                return Err(CliError::Interrupted(told));
+            }
+            output::note_line(&told);
+            Ok(())
+        }
     }
 }
 
@@ -81,6 +88,15 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
     if sources.is_empty() {
         sources.push(("built-in".into(), Source::BuiltIn));
     }
+    // A model of the folder may be given by its path, too.
+    let mut known = Vec::new();
+    sources.retain(|(_, source)| {
+        let Source::Path(path) = source else { return true };
+        let path = path.canonicalize().unwrap_or(path.clone());
+        let is_new = !known.contains(&path);
+        known.push(path);
+        is_new
+    });
     let (names, models) = (args.aliases.len(), sources.len());
     if models > 1 && names > models {
         return Err(CliError::Usage(format!("--alias gives {names} names to {models} models")));

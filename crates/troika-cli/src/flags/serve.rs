@@ -50,7 +50,8 @@ pub struct ServeArgs {
     #[arg(long = "allowed-host", value_name = "NAME", value_delimiter = ',')]
     #[arg(env = "TROIKA_ALLOWED_HOST")]
     pub hosts: Vec<String>,
-    /// A site whose pages may call this server: its scheme, name and port, as a browser says them
+    /// A site whose pages may call this server: its scheme, name and port, as a browser says them;
+    /// http://localhost:* for all its ports, * for all sites
     #[arg(long = "allowed-origin", value_name = "ORIGIN", value_delimiter = ',')]
     #[arg(env = "TROIKA_ALLOWED_ORIGIN")]
     pub origins: Vec<String>,
@@ -93,7 +94,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = seconds)]
     #[arg(env = "TROIKA_GRACE")]
     pub grace: f64,
-    /// Print a line for each request: its path, status and time
+    /// Print a line for each request when it ends: its path, status, times and tokens
     #[arg(short, long, env = "TROIKA_VERBOSE")]
     pub verbose: bool,
     #[command(flatten)]

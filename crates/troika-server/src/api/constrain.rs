@@ -11,10 +11,6 @@ use crate::problem::Problem;
 /// # Errors
 /// A format that is not known, or several.
 pub fn read(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
-    fields.refuse(&[
-        ("grammar", "GBNF is not read; give a JSON schema, a regex, or guided_grammar in Lark"),
-        ("guided_decoding_backend", "there is one"),
-    ])?;
     let text = |name: &str| fields.get::<String>(name);
     let choices: Option<Vec<String>> = fields.get("guided_choice")?;
     let schema = |name: &str| fields.value(name).cloned().map(schema_or_text);
@@ -43,7 +39,6 @@ pub fn read(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
 
 /// vLLM's newer field, which holds one of several forms.
 fn structured_outputs(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
-    fields.refuse(&[("structural_tag", "give tools, and a tool_choice")])?;
     let text = |name: &str| fields.get::<String>(name);
     let choices: Option<Vec<String>> = fields.get("choice")?;
     let all = [

@@ -14,7 +14,7 @@ use troika::Embeddings;
 use troika::model::tokenizer::Tokenizer;
 
 use crate::completion::{self, STATES_AT_ONCE};
-use crate::fields::Fields;
+use crate::fields::{Fields, whole};
 use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
 use crate::open_model::InUse;
@@ -72,7 +72,7 @@ fn inputs(host: &InUse, form: &Form, given: &Value) -> Result<Vec<Vec<u32>>, Pro
             Ok(if form.truncate { cut(host, ids) } else { ids })
         }
         Value::Array(ids) => {
-            let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+            let id = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok());
             ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(wrong)
         }
         _ => Err(wrong()),
@@ -193,6 +193,29 @@ pub async fn embeddings(
     Ok(json_request::json(&all))
 }
 
+/// llama.cpp's embeddings: `content` or `input`, and a list of one row for each text.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn llama_embeddings(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
+    let fields = call.fields();
+    let name = if fields.value("content").is_some() { "content" } else { "input" };
+    let normalized = normalized(&fields)?;
+    let form = Form { name, truncate: false, normalized, dimensions: None };
+    let Embedded { rows, .. } = embed(&server, &call, form).await?;
+    let row = |(index, row): (usize, &Vec<f32>)| json!({"index": index, "embedding": [row]});
+    Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
+}
+
+fn ollama_form(fields: &Fields<'_>, name: &'static str) -> Result<Form, Problem> {
+    let (truncate, dimensions) = (fields.get("truncate")?, fields.get("dimensions")?);
+    let truncate = truncate.unwrap_or(true);
+    Ok(Form { name, truncate, normalized: Some(true), dimensions })
+}
+
 /// Ollama's embeddings.
 ///
 /// # Errors
@@ -202,10 +225,7 @@ pub async fn ollama_embed(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let began = Instant::now();
-    let fields = call.fields();
-    let truncate = fields.get("truncate")?.unwrap_or(true);
-    let dimensions = fields.get("dimensions")?;
-    let form = Form { name: "input", truncate, normalized: Some(true), dimensions };
+    let form = ollama_form(&call.fields(), "input")?;
     let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
     Ok(json_request::json(&json!({
         "model": host.name,
@@ -224,7 +244,7 @@ pub async fn ollama_embeddings(
     State(server): State<Arc<Server>>,
     call: JsonRequest,
 ) -> Result<Response, Problem> {
-    let form = Form { name: "prompt", truncate: true, normalized: Some(true), dimensions: None };
+    let form = ollama_form(&call.fields(), "prompt")?;
     let Embedded { rows, .. } = embed(&server, &call, form).await?;
     Ok(json_request::json(&json!({"embedding": rows.first()})))
 }

@@ -13,17 +13,23 @@ use crate::models::ModelState;
 use crate::problem::Problem;
 use crate::state::Server;
 
-/// Whether requests are served: not while the first model is being opened.
+/// Whether requests are served: not while the first model is being opened, or when all have failed.
 ///
 /// # Errors
 /// They are not, as yet.
 pub async fn health(State(server): State<Arc<Server>>) -> Result<Response, Problem> {
-    let first = server.models.list().into_iter().next().map(|listed| listed.state);
-    let why = match first {
-        Some(ModelState::Loading) => "the model is being opened".to_string(),
-        Some(ModelState::Failed(why)) => why,
-        _ => return Ok(json_request::json(&json!({"status": "ok"}))),
+    let states: Vec<ModelState> = server.models.list().into_iter().map(|l| l.state).collect();
+    let failed = states.iter().find_map(|state| match state {
+        ModelState::Failed(why) => Some(why.clone()),
+        _ => None,
+    });
+    let is = |wanted: fn(&ModelState) -> bool| states.iter().any(wanted);
+    let why = match (is(|s| matches!(s, ModelState::Loading)), failed) {
+        _ if is(|s| matches!(s, ModelState::Open(_))) => None,
+        (true, _) => Some("the model is being opened".into()),
+        (false, failed) => failed.filter(|_| !is(|s| matches!(s, ModelState::Closed))),
     };
+    let Some(why) = why else { return Ok(json_request::json(&json!({"status": "ok"}))) };
     let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, why);
     Err(Problem { retry_after: Some(1), ..problem })
 }

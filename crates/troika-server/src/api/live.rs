@@ -11,12 +11,14 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use troika::engine::PromptProgress;
 use troika::trace::{Arg, Span};
 
 use crate::json_request;
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::{OpenModel, Watcher};
 use crate::problem::Problem;
+use crate::record::Record;
 use crate::state::Server;
 use crate::stream;
 
@@ -57,6 +59,8 @@ fn model(listed: &ListedModel) -> Value {
     let mut model = json!({"name": listed.name, "state": state, "why": why, "devices": []});
     let ModelState::Open(host) = &listed.state else { return model };
     let figures = host.figures();
+    let prompt =
+        |p: &PromptProgress| json!({"tokens": p.total, "cached": p.cached, "read": p.done});
     for (name, value) in [
         ("devices", json!(host.model.plan().devices)),
         ("context", host.model.context().into()),
@@ -64,6 +68,7 @@ fn model(listed: &ListedModel) -> Value {
         ("sequences", figures.sequences.into()),
         ("pages_used", figures.pages.held.into()),
         ("pages", figures.pages.all.into()),
+        ("prompts", host.model.prompts().iter().map(prompt).collect()),
         ("prefill_tok_s", figures.prefill_rate.into()),
         ("decode_tok_s", figures.decode_rate.into()),
         ("expert_hits", json!(figures.expert_hits)),
@@ -93,6 +98,7 @@ fn span(span: &Span) -> Value {
 struct Live {
     server: Arc<Server>,
     watchers: Vec<Watcher>,
+    _record: Arc<Record>,
 }
 
 impl Live {
@@ -135,7 +141,7 @@ impl Live {
 /// The timeline as it grows.
 pub async fn events(State(server): State<Arc<Server>>) -> Response {
     let closing = server.closing.subscribe();
-    let mut live = Live { server, watchers: Vec::new() };
+    let mut live = Live { server, watchers: Vec::new(), _record: Record::current() };
     live.look();
     let events = unfold(live, move |mut live| {
         let mut closing = closing.clone();
@@ -154,7 +160,10 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
 /// Which model is asked about.
 #[derive(Deserialize)]
 pub struct OfModel {
-    model: Option<String>,
+    /// Its name.
+    pub model: Option<String>,
+    /// Whether a free slot is asked for.
+    pub fail_on_no_slot: Option<String>,
 }
 
 /// What runs where, and why.

@@ -15,7 +15,7 @@ fn model(name: &str, listed: &ListedModel) -> Value {
     let mut model = json!({
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": listed.modified.as_secs(),
         "owned_by": "troika",
     });
     if let ModelState::Open(host) = &listed.state {
@@ -35,6 +35,26 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
     let data = list.iter().flat_map(|listed| listed.names.iter().map(|name| model(name, listed)));
     let data: Vec<Value> = data.collect();
     json_request::json(&json!({"object": "list", "data": data}))
+}
+
+/// Lists the models as llama.cpp's server and its router do.
+pub async fn llama_list(State(server): State<Arc<Server>>) -> Response {
+    let list = server.models.list();
+    let with_status = |listed: &ListedModel| {
+        let mut model = model(&listed.name, listed);
+        model["aliases"] = json!(listed.names[1..]);
+        let (status, failed) = match &listed.state {
+            ModelState::Closed => ("unloaded", false),
+            ModelState::Loading => ("loading", false),
+            ModelState::Open(_) => ("loaded", false),
+            ModelState::Failed(_) => ("unloaded", true),
+        };
+        model["status"] = json!({"value": status, "failed": failed});
+        model
+    };
+    let data: Vec<Value> = list.iter().map(with_status).collect();
+    let models = super::ollama_models::entries(&server);
+    json_request::json(&json!({"object": "list", "data": data, "models": models}))
 }
 
 /// Tells of a model.

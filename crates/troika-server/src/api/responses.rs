@@ -26,12 +26,10 @@ pub async fn responses(
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
-    fields.refuse(&[
-        ("previous_response_id", "responses are not kept; send the whole conversation as input"),
-        ("conversation", "conversations are not kept; send the whole one as input"),
-        ("background", "responses are not kept; wait for this one, or stream it"),
-        ("prompt", "there are no stored prompts; send the text as input"),
-    ])?;
+    if fields.texts("include")?.iter().any(|what| what == "message.output_text.logprobs") {
+        let why = "include: /v1/chat/completions tells the probabilities of tokens";
+        return Err(Problem::field("include", why));
+    }
     let mut tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
     let messages = messages(&fields, &mut tools.left_out)?;
     let mut request = chat_request(&fields, &host, messages, tools)?;
@@ -41,9 +39,6 @@ pub async fn responses(
         if let Some(format) = format {
             request.constrain = super::constrain::format(format, "text.format")?;
         }
-    }
-    if let Some(effort) = fields.value("reasoning").and_then(|r| r["effort"].as_str()) {
-        request.extra.insert("reasoning_effort".into(), effort.into());
     }
     let form = ResponseForm::new(&fields, &host.name);
     let streams = fields.flag("stream")?;

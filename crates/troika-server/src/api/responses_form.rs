@@ -53,16 +53,15 @@ impl ResponseForm {
     pub fn complete(&self, output: Vec<Value>, reason: EndReason, usage: &Usage) -> Value {
         let mut whole = self.object.clone();
         whole["output"] = output.into();
-        whole["status"] = "completed".into();
+        whole["status"] = status(reason).into();
         if reason == EndReason::Length {
-            whole["status"] = "incomplete".into();
             whole["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
         whole["usage"] = json!({
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached},
             "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.completion,
         });
         whole
@@ -100,18 +99,27 @@ impl ResponseForm {
     /// The response as a whole.
     pub fn whole(&self, choice: &ChoiceAnswer, usage: &Usage) -> Value {
         let mut output = Vec::new();
+        let reason = choice.reason.unwrap_or(EndReason::Stop);
         if !choice.reasoning.is_empty() {
             output.push(reasoning_item(&ids::unique("rs_"), &choice.reasoning, "completed"));
         }
-        if !choice.content.is_empty() || choice.calls.is_empty() {
+        if !choice.content.is_empty() || choice.calls.is_empty() && choice.reasoning.is_empty() {
             output.push(message_item(&ids::unique("msg_"), &choice.content, "completed"));
         }
         for (name, arguments) in &choice.calls {
             let item = self.call_item(&ids::unique("fc_"), name, arguments, "completed");
             output.push(item);
         }
-        self.complete(output, choice.reason.unwrap_or(EndReason::Stop), usage)
+        if let Some(last) = output.last_mut() {
+            last["status"] = status(reason).into();
+        }
+        self.complete(output, reason, usage)
     }
+}
+
+/// The status of a response, and of its last item.
+pub fn status(reason: EndReason) -> &'static str {
+    if reason == EndReason::Length { "incomplete" } else { "completed" }
 }
 
 /// A part with text.
@@ -127,10 +135,14 @@ pub fn message_item(id: &str, text: &str, status: &str) -> Value {
     })
 }
 
+/// A part with what the model thought.
+pub fn thought_part(text: &str) -> Value {
+    json!({"type": "reasoning_text", "text": text})
+}
+
 /// What the model thought.
 pub fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
-    let part = json!([{"type": "reasoning_text", "text": text}]);
-    let content = if status == "in_progress" { json!([]) } else { part };
+    let content = if status == "in_progress" { json!([]) } else { json!([thought_part(text)]) };
     json!({
         "id": id, "type": "reasoning", "status": status, "summary": [], "content": content,
     })

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::responses_form::{ResponseForm, message_item, reasoning_item, text_part};
+use super::responses_form::{
+    ResponseForm, message_item, reasoning_item, status, text_part, thought_part,
+};
 use crate::chat::{ChatEvent, EndReason, Usage};
 use crate::ids;
 use crate::problem::Problem;
@@ -63,18 +65,23 @@ impl ResponseWriter {
     }
 
     fn begin_item(&mut self, item: Item, out: &mut String) {
-        self.end_item(out);
+        self.end_item("completed", out);
         let index = self.done.len();
         let added = json!({"output_index": index, "item": item.json(&self.form, "in_progress")});
         self.send("response.output_item.added", added, out);
-        if let Item::Message { id, .. } = &item {
-            let part = json!({"content_index": 0, "part": text_part("")});
-            self.send_of(id, "response.content_part.added", part, out);
+        let part = match &item {
+            Item::Message { .. } => Some(text_part("")),
+            Item::Reasoning { .. } => Some(thought_part("")),
+            Item::Call { .. } => None,
+        };
+        if let Some(part) = part {
+            let part = json!({"content_index": 0, "part": part});
+            self.send_of(item.id(), "response.content_part.added", part, out);
         }
         self.open = Some(item);
     }
 
-    fn end_item(&mut self, out: &mut String) {
+    fn end_item(&mut self, status: &str, out: &mut String) {
         let Some(item) = self.open.take() else { return };
         let id = item.id().to_string();
         match &item {
@@ -87,13 +94,15 @@ impl ResponseWriter {
             Item::Reasoning { text, .. } => {
                 let all = json!({"content_index": 0, "text": text});
                 self.send_of(&id, "response.reasoning_text.done", all, out);
+                let part = json!({"content_index": 0, "part": thought_part(text)});
+                self.send_of(&id, "response.content_part.done", part, out);
             }
             Item::Call { name, arguments, .. } => {
                 let all = json!({"name": name, "arguments": arguments});
                 self.send_of(&id, "response.function_call_arguments.done", all, out);
             }
         }
-        let item = item.json(&self.form, "completed");
+        let item = item.json(&self.form, status);
         let done = json!({"output_index": self.done.len(), "item": item});
         self.send("response.output_item.done", done, out);
         self.done.push(item);
@@ -149,6 +158,7 @@ impl EventWriter for ResponseWriter {
             ChatEvent::More(_, deltas, _) => {
                 deltas.into_iter().for_each(|delta| self.delta(delta, out));
             }
+            ChatEvent::Prompt(..) => {}
             ChatEvent::End(_, reason, _) => self.reason = reason,
         }
     }
@@ -158,7 +168,7 @@ impl EventWriter for ResponseWriter {
             let id = ids::unique("msg_");
             self.begin_item(Item::Message { id, text: String::new() }, out);
         }
-        self.end_item(out);
+        self.end_item(status(self.reason), out);
         let response = self.form.complete(std::mem::take(&mut self.done), self.reason, usage);
         let kind = match self.reason {
             EndReason::Length => "response.incomplete",

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc::error::TryRecvError;
+use troika::engine::PromptProgress;
 use troika::engine::sample::Logprobs;
 use troika::{Finish, Output, Stats, TextPiece};
 
@@ -11,6 +13,7 @@ use super::tools::Tools;
 use crate::completion::{Answers, Progress};
 use crate::metrics::Metrics;
 use crate::problem::Problem;
+use crate::record::Record;
 use troika::model::answer::{Delta, Reader};
 
 /// Why an answer ended.
@@ -51,8 +54,10 @@ pub struct Usage {
     pub prompt: usize,
     /// The part of them that was cached.
     pub cached: usize,
-    /// Tokens of all answers.
+    /// Tokens of all answers, as far as they are text: an end of text does not count.
     pub completion: usize,
+    /// The part of them that are thoughts, with their markers.
+    pub reasoning: usize,
     /// Times and counts of the first answer.
     pub first: Stats,
 }
@@ -60,6 +65,9 @@ pub struct Usage {
 /// News of an answer.
 #[derive(Clone, Debug)]
 pub enum ChatEvent {
+    /// How far the prompt is read, and for how long. It comes before everything else: first with
+    /// what was cached, at last with all.
+    Prompt(PromptProgress, Duration),
     /// More of an answer; the list may be empty.
     More(usize, Vec<Delta>, Vec<TokenLogprob>),
     /// The end of an answer, and the stop text that ended it.
@@ -100,9 +108,29 @@ struct Choice {
     calls: usize,
     /// Whether the rest is not wanted.
     cut: bool,
+    /// Whether the last text was a thought.
+    thinks: bool,
+    /// Tokens since then.
+    held: usize,
 }
 
 impl Choice {
+    /// Counts a token that gave these deltas. Returns the tokens that turn out to be of thoughts.
+    fn count(&mut self, deltas: &[Delta]) -> usize {
+        self.held += 1;
+        let (Some(first), Some(last)) = (deltas.first(), deltas.last()) else { return 0 };
+        let is_thought = |delta: &Delta| matches!(delta, Delta::Reasoning(_));
+        // What gave no text before it were markers.
+        let before = std::mem::take(&mut self.held) - 1;
+        let of_thoughts = match (self.thinks, is_thought(first)) {
+            (_, true) => before + 1,
+            (true, false) => before,
+            (false, false) => 0,
+        };
+        self.thinks = is_thought(last);
+        of_thoughts
+    }
+
     /// The deltas that are told: up to a second call, unless calls may be parallel.
     fn wanted(&mut self, mut deltas: Vec<Delta>, parallel: bool, forced: bool) -> Vec<Delta> {
         if forced {
@@ -125,6 +153,8 @@ impl Choice {
 /// The news of all answers to a request. Dropping it cancels them.
 pub struct ChatStream {
     metrics: Arc<Metrics>,
+    /// What its line in the log tells.
+    pub record: Arc<Record>,
     answers: Answers,
     choices: Vec<Choice>,
     parallel: bool,
@@ -141,11 +171,12 @@ pub struct ChatStream {
 impl ChatStream {
     /// The news of answers, one for each reader.
     pub fn new(metrics: Arc<Metrics>, answers: Answers, readers: Vec<Reader>) -> ChatStream {
-        let choice = |reader| Choice { reader, calls: 0, cut: false };
+        let choice = |reader| Choice { reader, calls: 0, cut: false, thinks: false, held: 0 };
         let choices: Vec<Choice> = readers.into_iter().map(choice).collect();
         let (open, pending, usage) = (choices.len(), VecDeque::new(), Usage::default());
         ChatStream {
             metrics,
+            record: Record::current(),
             answers,
             choices,
             parallel: true,
@@ -167,6 +198,7 @@ impl ChatStream {
     /// Notes the length of the prompt.
     pub fn of_prompt(mut self, tokens: usize) -> ChatStream {
         self.usage.prompt = tokens;
+        self.record.note(|told| told.prompt += tokens);
         self
     }
 
@@ -226,6 +258,11 @@ impl ChatStream {
                 self.end(index, &output, &rest);
                 return Ok(());
             }
+            Some(Progress::Prompt(progress, time)) => {
+                self.usage.cached = progress.cached;
+                self.pending.push_back(ChatEvent::Prompt(progress, time));
+                return Ok(());
+            }
             Some(Progress::Failed(problem)) => problem,
             None => Problem::fault("the answer was given up; please report it"),
         };
@@ -235,8 +272,10 @@ impl ChatStream {
     }
 
     fn token(&mut self, index: usize, piece: TextPiece) {
+        self.record.token();
         let Some(choice) = self.choices.get_mut(index).filter(|c| !c.cut) else { return };
         let deltas = choice.reader.push(&piece.text);
+        self.usage.reasoning += choice.count(&deltas);
         let deltas = choice.wanted(deltas, self.parallel, self.forced);
         let token = piece.token;
         let logprobs: Vec<TokenLogprob> =
@@ -252,9 +291,13 @@ impl ChatStream {
         self.usage.completion += output.stats.generated_tokens;
         if index == 0 {
             self.usage.cached = output.stats.cached_tokens;
+            self.record.note(|told| told.cached += output.stats.cached_tokens);
             self.usage.first = output.stats;
         }
         let Some(choice) = self.choices.get_mut(index) else { return };
+        if choice.thinks {
+            self.usage.reasoning += choice.held;
+        }
         if !choice.cut {
             let mut deltas = choice.reader.push(rest);
             deltas.extend(choice.reader.finish());
@@ -265,10 +308,13 @@ impl ChatStream {
         }
         let reason = match output.finish {
             // An answer that was cut off is not complete, whatever it holds.
-            Finish::Length | Finish::Context | Finish::Budget => EndReason::Length,
+            Finish::Length | Finish::Context | Finish::Budget | Finish::Cancelled => {
+                EndReason::Length
+            }
             _ if choice.calls > 0 => EndReason::ToolCalls,
-            Finish::Stop | Finish::Cancelled => EndReason::Stop,
+            Finish::Stop => EndReason::Stop,
         };
+        self.record.note(|told| told.why.insert(reason.name().into()));
         self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));
     }
 
@@ -280,6 +326,7 @@ impl ChatStream {
         let mut choices = vec![ChoiceAnswer::default(); self.choices.len()];
         while let Some(event) = self.next().await {
             match event? {
+                ChatEvent::Prompt(..) => {}
                 ChatEvent::More(index, deltas, logprobs) => {
                     let Some(choice) = choices.get_mut(index) else { continue };
                     deltas.into_iter().for_each(|delta| choice.add(delta));

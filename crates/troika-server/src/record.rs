@@ -1,0 +1,115 @@
+//! What is told of a request when it has ended. Texts of prompts and answers never come here.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::api::rfc3339;
+use crate::ids;
+use crate::options::Log;
+use crate::problem::Problem;
+
+tokio::task_local! {
+    /// The request that a task answers.
+    pub static RECORD: Arc<Record>;
+}
+
+/// What is known of a request. Its line is written when the last one drops it: whoever answers it,
+/// or the stream of the answer.
+#[derive(Default)]
+pub struct Record {
+    log: Option<Log>,
+    told: Mutex<Told>,
+}
+
+/// What its line tells.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// Method and path, and the status of the answer.
+    pub asked: String,
+    /// Whether the answer, or a stream of it, has been made to its end.
+    pub whole: bool,
+    /// When the request came, and the first and the last token of its answers.
+    times: Vec<Instant>,
+    /// Fields that nobody knows.
+    pub ignored: Vec<String>,
+    /// The model that it got.
+    pub model: String,
+    /// Tokens of prompts.
+    pub prompt: usize,
+    /// The part of them that was cached.
+    pub cached: usize,
+    /// Tokens of answers.
+    tokens: usize,
+    /// Why its answers ended, or why there is none, and what was left out.
+    pub why: BTreeSet<String>,
+}
+
+impl Record {
+    /// The record of a request that comes now.
+    pub fn new(log: Option<Log>, asked: String) -> Arc<Record> {
+        let told = Told { asked, times: vec![Instant::now()], ..Told::default() };
+        Arc::new(Record { log, told: Mutex::new(told) })
+    }
+
+    /// The record of the request that this task answers.
+    pub fn current() -> Arc<Record> {
+        RECORD.try_with(Clone::clone).unwrap_or_default()
+    }
+
+    /// Notes something.
+    pub fn note<T>(&self, note: impl FnOnce(&mut Told) -> T) -> T {
+        note(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes a token of an answer.
+    pub fn token(&self) {
+        self.note(|told| {
+            told.tokens += 1;
+            told.times.truncate(2);
+            told.times.push(Instant::now());
+        });
+    }
+
+    /// Notes why there is no answer, or no end of one.
+    pub fn problem(&self, problem: &Problem) {
+        self.note(|told| {
+            told.why.insert(problem.for_log());
+            told.whole = true;
+        });
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let Some(log) = &self.log else { return };
+        let told = self.note(|told| told.clone());
+        let [began, rest @ ..] = told.times.as_slice() else { return };
+        let ms = |from: &Instant, to: Instant| (to - *from).as_secs_f64() * 1e3;
+        let time = rfc3339(ids::since_1970());
+        let mut line =
+            format!("{}Z {} {:.1} ms", &time[..19], told.asked, ms(began, Instant::now()));
+        if !told.model.is_empty() {
+            line += &format!(", model {}", told.model);
+        }
+        if told.prompt > 0 {
+            line += &format!(", prompt {} (cached {})", told.prompt, told.cached);
+        }
+        if let Some(first) = rest.first() {
+            line += &format!(", first token {:.1} ms, tokens {}", ms(began, *first), told.tokens);
+        }
+        if let [first, last] = rest {
+            line += &format!(" ({:.1}/s)", (told.tokens - 1) as f64 * 1e3 / ms(first, *last));
+        }
+        if !told.whole {
+            line += ", client gone";
+        }
+        for why in &told.why {
+            line += &format!(", {why}");
+        }
+        if !told.ignored.is_empty() {
+            line += &format!(", ignored: {}", told.ignored.join(", "));
+        }
+        log(&line);
+    }
+}
