@@ -1,5 +1,7 @@
 //! How a model's authors make one embedding of its states.
 
+use std::path::Path;
+
 use serde_json::Value;
 use troika_model::files::{parse_json, read_small};
 use troika_model::spec::GgufValue;
@@ -52,56 +54,52 @@ impl Embeddings {
     /// # Errors
     /// What is said cannot be computed: a sentence.
     pub(crate) fn read(source: &FileSource) -> Result<Embeddings, String> {
-        let mut said = Embeddings::default();
         match source {
             FileSource::Gguf { meta, .. } => {
                 let arch = meta.get("general.architecture").and_then(GgufValue::as_str);
                 let key = format!("{}.pooling_type", arch.unwrap_or_default());
                 // llama.cpp's `llama_pooling_type`.
-                said.pooling = match meta.get(&key).and_then(GgufValue::as_u64) {
+                let pooling = match meta.get(&key).and_then(GgufValue::as_u64) {
                     None | Some(0 | 1) => Pooling::Mean,
                     Some(2) => Pooling::Cls,
                     Some(3) => Pooling::Last,
-                    Some(other) => {
-                        return Err(format!(
-                            "{key} is {other}, a kind of pooling that is not computed"
-                        ));
-                    }
+                    Some(n) => return Err(format!("{key} is {n}; such pooling is not computed")),
                 };
+                Ok(Embeddings { pooling, normalized: true })
             }
-            FileSource::HuggingFace { dir, .. } => {
-                let json = |name: &str| -> Result<Option<Value>, String> {
-                    let path = dir.join(name);
-                    let wrong = |e: String| format!("{}: {e}", path.display());
-                    match read_small(&path) {
-                        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-                        Err(e) => Err(wrong(e.to_string())),
-                        Ok(text) => parse_json(&text).map(Some).map_err(|e| wrong(e.to_string())),
-                    }
-                };
-                let Some(modules) = json("modules.json")? else { return Ok(said) };
-                said.normalized = false;
-                for module in modules.as_array().into_iter().flatten() {
-                    let kind = module["type"].as_str().unwrap_or_default();
-                    match kind.rsplit('.').next().unwrap_or_default() {
-                        "Transformer" => {}
-                        "Normalize" => said.normalized = true,
-                        "Pooling" => {
-                            let path = module["path"].as_str().unwrap_or("1_Pooling");
-                            let config = json(&format!("{path}/config.json"))?;
-                            said.pooling = of_modes(&config.unwrap_or_default())?;
-                        }
-                        _ => {
-                            return Err(format!(
-                                "modules.json has {kind:?}, which is not computed"
-                            ));
-                        }
-                    }
-                }
-            }
+            FileSource::HuggingFace { dir, .. } => match json(&dir.join("modules.json"))? {
+                Value::Null => Ok(Embeddings::default()),
+                modules => of_modules(&modules, dir),
+            },
         }
-        Ok(said)
     }
+}
+
+/// A JSON file; null if it is not there.
+fn json(path: &Path) -> Result<Value, String> {
+    let read = match read_small(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
+        read => read.map_err(|e| e.to_string()),
+    };
+    let parsed = read.and_then(|text| parse_json(&text).map_err(|e| e.to_string()));
+    parsed.map_err(|why| format!("{}: {why}", path.display()))
+}
+
+fn of_modules(modules: &Value, dir: &Path) -> Result<Embeddings, String> {
+    let mut said = Embeddings { pooling: Pooling::Mean, normalized: false };
+    for module in modules.as_array().into_iter().flatten() {
+        let kind = module["type"].as_str().unwrap_or_default();
+        match kind.rsplit('.').next().unwrap_or_default() {
+            "Transformer" => {}
+            "Normalize" => said.normalized = true,
+            "Pooling" => {
+                let at = dir.join(module["path"].as_str().unwrap_or("1_Pooling"));
+                said.pooling = of_modes(&json(&at.join("config.json"))?)?;
+            }
+            _ => return Err(format!("modules.json has {kind:?}, which is not computed")),
+        }
+    }
+    Ok(said)
 }
 
 /// The pooling of a module's modes, exactly one of which has to be on.

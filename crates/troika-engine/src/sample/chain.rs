@@ -5,6 +5,7 @@
 //! al. 2021, as its authors simplified it. DRY and XTC: p-e-w, pull requests 5677 and 6335 of
 //! text-generation-webui. Dynamic temperature: kalomaze, pull request 4972 of llama.cpp.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::SampleParams;
@@ -203,7 +204,7 @@ impl Chained {
         random: &mut dyn FnMut() -> f64,
     ) {
         let all = (0..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        let all = all.map(|(id, logit)| Choice { id, logit: f64::from(logit.min(f32::MAX)) });
+        let all = all.map(|(id, logit)| Choice { id, logit: f64::from(logit.min(f32::MAX) + 0.0) });
         self.list.clear();
         self.list.extend(all);
         for step in self.steps.clone() {
@@ -219,15 +220,11 @@ impl Chained {
                 Step::TopK => self.keep(p.top_k),
                 Step::TypicalP => self.keep_typical(f64::from(p.chain.typical_p)),
                 Step::TopP => {
-                    let (weights, total) = self.weights();
+                    let (weights, total) = self.sorted();
                     let enough = f64::from(p.top_p) * total;
                     self.keep(reach(&weights, |sum| sum >= enough));
                 }
-                Step::MinP => {
-                    let (weights, _) = self.weights();
-                    let few = weights.iter().take_while(|w| **w >= f64::from(p.min_p)).count();
-                    self.keep(few);
-                }
+                Step::MinP => self.keep_likely(f64::from(p.min_p)),
                 Step::Xtc => self.exclude_top(p, random),
                 Step::Temperature => self.heat(p),
             }
@@ -244,11 +241,10 @@ impl Chained {
     ) -> Option<u32> {
         self.cut(logits, p, recent, random);
         if let Some(mu) = self.mu {
-            let (weights, total) = self.weights();
-            let known = weights.iter().take_while(|w| -(**w / total).log2() <= mu).count();
-            self.keep(known.max(1));
+            let (_, total) = self.weights();
+            self.keep_likely(total * (-mu).exp2());
         }
-        let (weights, total) = self.weights();
+        let (weights, total) = self.sorted();
         let draw = random() * total;
         let at = reach(&weights, |sum| sum > draw).checked_sub(1)?;
         if let Some(mu) = &mut self.mu {
@@ -259,21 +255,39 @@ impl Chained {
         Some(self.list[at].id)
     }
 
-    /// Sorts, the likeliest first. Returns what each is of the best one's probability, and the sum.
-    fn weights(&mut self) -> (Vec<f64>, f64) {
-        self.list.sort_unstable_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
-        let best = self.list.first().map_or(0.0, |c| c.logit);
+    /// What each is of the best one's probability, and the sum.
+    fn weights(&self) -> (Vec<f64>, f64) {
+        let best = self.best();
         let weights: Vec<f64> = self.list.iter().map(|c| (c.logit - best).exp()).collect();
         let total = weights.iter().sum();
         (weights, total)
     }
 
-    /// Leaves the likeliest.
+    /// The same of the list in order, the likeliest first.
+    fn sorted(&mut self) -> (Vec<f64>, f64) {
+        self.list.sort_unstable_by(by_logit);
+        self.weights()
+    }
+
+    fn best(&self) -> f64 {
+        self.list.iter().map(|c| c.logit).fold(f64::MIN, f64::max)
+    }
+
+    /// Leaves the likeliest, at least one, in any order.
     fn keep(&mut self, k: usize) {
-        if k < self.list.len() {
-            self.weights();
+        if (1..self.list.len()).contains(&k) {
+            self.list.select_nth_unstable_by(k - 1, by_logit);
             self.list.truncate(k);
         }
+    }
+
+    /// Leaves those whose probability is at least this part of the best one's, at least one.
+    fn keep_likely(&mut self, least: f64) {
+        if least > 1.0 {
+            return self.keep(1);
+        }
+        let best = self.best();
+        self.list.retain(|c| (c.logit - best).exp() >= least);
     }
 
     /// Changes the logits of some tokens.
@@ -290,12 +304,12 @@ impl Chained {
         let count = self.list.len() as f64;
         let mean = self.list.iter().map(|c| c.logit).sum::<f64>() / count;
         let square = self.list.iter().map(|c| (c.logit - mean).powi(2)).sum::<f64>() / count;
-        let best = self.list.iter().map(|c| c.logit).fold(f64::MIN, f64::max);
+        let best = self.best();
         self.list.retain(|c| c.logit >= best - n * square.sqrt());
     }
 
     fn keep_typical(&mut self, p: f64) {
-        let (weights, total) = self.weights();
+        let (weights, total) = self.sorted();
         let surprise: Vec<f64> = weights.iter().map(|w| total.ln() - w.ln()).collect();
         let expected = entropy(&weights, total);
         let distance = |i: &usize| (surprise[*i] - expected).abs();
@@ -307,10 +321,10 @@ impl Chained {
     }
 
     fn exclude_top(&mut self, p: &SampleParams, random: &mut dyn FnMut() -> f64) {
-        let (weights, total) = self.weights();
         if self.list.len() < 2 || random() > f64::from(p.chain.xtc_probability) {
             return;
         }
+        let (weights, total) = self.sorted();
         let least = f64::from(p.chain.xtc_threshold) * total;
         let likely = weights.iter().take_while(|w| **w >= least).count();
         self.list.drain(..likely.saturating_sub(1));
@@ -318,21 +332,27 @@ impl Chained {
 
     fn heat(&mut self, p: &SampleParams) {
         let range = if self.mu.is_some() { 0.0 } else { p.chain.dynatemp_range };
-        let mut temperature = p.temperature;
+        let mut temperature = f64::from(p.temperature);
         if range > 0.0 && self.list.len() > 1 {
             let (weights, total) = self.weights();
             let part = entropy(&weights, total) / (weights.len() as f64).ln();
-            let least = f64::from((temperature - range).max(0.0));
-            let span = f64::from(temperature) + f64::from(range) - least;
-            temperature = (least + span * part.powf(f64::from(p.chain.dynatemp_exponent))) as f32;
+            let least = (temperature - f64::from(range)).max(0.0);
+            let span = temperature + f64::from(range) - least;
+            temperature = least + span * part.powf(f64::from(p.chain.dynatemp_exponent));
         }
-        if temperature == 0.0 {
+        // Nothing above 0 is smaller as f32.
+        if temperature < 1e-45 {
             return self.keep(1);
         }
         for c in &mut self.list {
-            c.logit = (c.logit / f64::from(temperature)).clamp(-1e200, 1e200);
+            c.logit = (c.logit / temperature).clamp(-1e200, 1e200);
         }
     }
+}
+
+/// The larger one first.
+fn by_logit(a: &Choice, b: &Choice) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
 /// In nats, of weights with their sum.

@@ -407,7 +407,8 @@ fn chain_reference(
     let c = &p.chain;
     let is_number = |(_, l): &(u32, &f32)| **l > f32::NEG_INFINITY;
     let list = (0..).zip(logits).filter(is_number);
-    let mut list: Vec<(u32, f64)> = list.map(|(id, l)| (id, f64::from(l.min(f32::MAX)))).collect();
+    let mut list: Vec<(u32, f64)> =
+        list.map(|(id, l)| (id, f64::from(l.min(f32::MAX) + 0.0))).collect();
     let only = [Step::Temperature];
     for step in if c.mirostat == 2.0 { only.as_slice() } else { &c.samplers } {
         list.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -554,7 +555,7 @@ proptest! {
             dry_multiplier: dry.0,
             dry_allowed_length: dry.1,
             dry_penalty_last_n: dry.2,
-            dry_sequence_breakers: vec!["b".into(), "ecd".into(), String::new()],
+            dry_sequence_breakers: ["b", "ec", "ad", ""].map(String::from).to_vec(),
             top_n_sigma,
             typical_p,
             xtc_probability: xtc.0,
@@ -576,7 +577,7 @@ proptest! {
         let (mut sampler, mut rng) = (Sampler::new(p.clone()), ChaCha8Rng::seed_from_u64(p.seed));
         prop_assert_eq!(sampler.wanted_top_k(), None);
         sampler.spell(Box::new(letter));
-        let mut past: Vec<u32> = (0..50).map(|i| (i * i ^ seed) % len.min(5 + seed as usize % 9) as u32).collect();
+        let mut past: Vec<u32> = (0..50).map(|i| seed.rotate_left(i) % len.min(5 + seed as usize % 9) as u32).collect();
         past.iter().for_each(|t| sampler.accept(*t));
         let mut mu = 2.0 * f64::from(p.chain.mirostat_tau);
         let mut random = || f64::from(rng.next_u32() >> 8) / f64::from(1u32 << 24);

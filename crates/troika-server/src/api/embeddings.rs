@@ -128,8 +128,10 @@ async fn embed(server: &Arc<Server>, call: &JsonRequest, form: Form) -> Result<E
         parts.map(|(i, texts)| completion::embeddings(turn.part(i), texts, pooling)).collect();
     let rows: Vec<Vec<Vec<f64>>> =
         iter(parts).buffered(server.options.parallel.max(1)).try_collect().await?;
-    let shaped = rows.into_iter().flatten().map(|row| shaped(&row[..kept], normalized));
-    Ok(Embedded { host, rows: shaped.collect::<Result<_, _>>()?, tokens })
+    // Devices that model time only give no states.
+    let first = |row: Vec<f64>| shaped(row.get(..kept).unwrap_or_default(), normalized);
+    let rows = rows.into_iter().flatten().map(first).collect::<Result<_, _>>()?;
+    Ok(Embedded { host, rows, tokens })
 }
 
 /// An embedding as it is told.
@@ -208,6 +210,12 @@ pub async fn llama_embeddings(
     Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
 }
 
+fn ollama_form(fields: &Fields<'_>, name: &'static str) -> Result<Form, Problem> {
+    let (truncate, dimensions) = (fields.get("truncate")?, fields.get("dimensions")?);
+    let truncate = truncate.unwrap_or(true);
+    Ok(Form { name, truncate, normalized: Some(true), dimensions })
+}
+
 /// Ollama's embeddings.
 ///
 /// # Errors
@@ -218,9 +226,7 @@ pub async fn ollama_embed(
 ) -> Result<Response, Problem> {
     let began = Instant::now();
     let fields = call.fields();
-    let truncate = fields.get("truncate")?.unwrap_or(true);
-    let dimensions = fields.get("dimensions")?;
-    let form = Form { name: "input", truncate, normalized: Some(true), dimensions };
+    let form = ollama_form(&fields, "input")?;
     let kept = super::ollama::keep_alive(&fields)?;
     let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
     if let Some(time) = kept {
@@ -243,7 +249,7 @@ pub async fn ollama_embeddings(
     State(server): State<Arc<Server>>,
     call: JsonRequest,
 ) -> Result<Response, Problem> {
-    let form = Form { name: "prompt", truncate: true, normalized: Some(true), dimensions: None };
+    let form = ollama_form(&call.fields(), "prompt")?;
     let Embedded { rows, .. } = embed(&server, &call, form).await?;
     Ok(json_request::json(&json!({"embedding": rows.first()})))
 }

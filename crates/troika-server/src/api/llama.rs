@@ -93,7 +93,7 @@ fn around(place: &Infill, host: &InUse, predict: usize) -> Result<Prompt, Proble
 
 /// How tokens are chosen, under llama.cpp's names.
 pub fn settings(params: &SampleParams) -> Value {
-    json!({
+    let mut settings = json!({
         "seed": params.seed,
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -104,7 +104,11 @@ pub fn settings(params: &SampleParams) -> Value {
         "repeat_last_n": i64::try_from(params.repeat_last_n).unwrap_or(-1),
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
-    })
+    });
+    for (name, number) in params.chain.clone().numbers_mut() {
+        settings[name] = json!(*number);
+    }
+    settings
 }
 
 /// Answers prompts, each `n` times.
