@@ -70,7 +70,8 @@ def test_tokens(server):
 
 def test_refusals(server):
     for word, options in [
-        ("dimensions", {"dimensions": 3}),
+        ("dimensions", {"dimensions": 100_000}),
+        ("embd_normalize", {"extra_body": {"embd_normalize": 1}}),
         ("input", {"texts": []}),
         ("input", {"texts": ""}),
         ("encoding_format", {"form": "roman"}),
@@ -96,3 +97,39 @@ def test_ollama(server):
     assert cosine(old, answer.embeddings[0]) > 0.999, "the old endpoint gives another vector"
     want = embed(server, TEXTS[0]).data[0].embedding
     assert math.dist(answer.embeddings[0], want) < 1e-3, "OpenAI's endpoint gives another vector"
+
+
+def test_shapes(server):
+    """The first numbers, the length, and the cut to the context."""
+    if not given(server):
+        return
+    raw = embed(server, TEXTS[0], extra_body={"embd_normalize": -1}).data[0].embedding
+    whole = embed(server, TEXTS[0]).data[0].embedding
+    length = math.dist(raw, [0] * len(raw))
+    assert length > 1.1 or length < 0.9, f"the length is {length} without being made one"
+    assert math.dist([x / length for x in raw], whole) < 1e-5, "it is another vector"
+    short = embed(server, TEXTS[0], dimensions=8).data[0].embedding
+    length = math.dist(raw[:8], [0] * 8)
+    assert math.dist([x / length for x in raw[:8]], short) < 1e-5, "these are other numbers"
+    again = server.ollama.embed(model=MODEL, input=TEXTS[0], dimensions=8).embeddings[0]
+    assert math.dist(again, short) < 1e-5, "Ollama's are other numbers"
+    long = "word " * server.context()
+    for options in ({}, {"truncate": True}):
+        answer = server.ollama.embed(model=MODEL, input=[long, TEXTS[0]], **options)
+        assert math.dist(answer.embeddings[1], whole) < 1e-3, "it is another vector beside it"
+    ids = server.tokens(long)[: server.context()]
+    want = embed(server, ids).data[0].embedding
+    assert math.dist(answer.embeddings[0], want) < 1e-3, "it is not cut to the context"
+    with raises(ollama.ResponseError, "context"):
+        server.ollama.embed(model=MODEL, input=long, truncate=False)
+
+
+def test_many(server):
+    """Short and long texts together are each what they are alone."""
+    if not given(server):
+        return
+    texts = [" ".join(TEXTS[: 1 + i % 3] * (1 + i % 30)) for i in range(100)]
+    together = embed(server, texts).data
+    for i in (0, 1, 29, 57, 98, 99):
+        alone = embed(server, texts[i]).data[0].embedding
+        assert math.dist(together[i].embedding, alone) < 1e-3, f"text {i} is another one alone"

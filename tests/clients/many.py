@@ -81,6 +81,97 @@ def made(server):
     )  # fmt: skip
 
 
+def long_prompt(server, number):
+    """A text of three quarters of the context that no other request begins with."""
+    return f"Number {number}: " + "the night was dark and " * (server.context() // 7)
+
+
+def read_of(server, prompt, **fields):
+    """How far a prompt was read, as a stream tells it."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "stream": True, **fields}
+    _, _, data = server.http("POST", "/v1/completions", {"return_progress": True, **body})
+    chunks = [json.loads(line[6:]) for line in data.decode().split("\n") if line[:7] == "data: {"]
+    return [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
+
+
+def test_progress_of_a_prompt(server):
+    """As llama.cpp tells it: first what is cached, at last all."""
+    prompt = long_prompt(server, 1)
+    tokens = len(server.tokens(prompt))
+    for fields, least, most in [({}, 0, 0), ({}, tokens * 0.9, tokens), ({"cache_prompt": False}, 0, 0)]:
+        told = read_of(server, prompt, **fields)
+        assert len(told) >= 2 and all(t["total"] == tokens for t in told), told
+        assert all(t["cache"] == told[0]["processed"] for t in told), told
+        assert least <= told[0]["cache"] <= most, told
+        read = [t["processed"] for t in told]
+        equal((sorted(set(read)), read[-1]), (read, tokens), "what is read")
+    stream = server.chat(stream=True, extra_body={"return_progress": True})
+    told = [c.prompt_progress for c in stream if getattr(c, "prompt_progress", None)]
+    equal(told[-1]["processed"], told[-1]["total"], "what is read of a conversation")
+
+
+def test_status_while_prompts_are_read(server):
+    """Who looks sees prompts grow, with the pages that they take."""
+    seen = []
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(read_of, server, long_prompt(server, 2 + i)) for i in range(6)]
+        while not all(a.done() for a in asked):
+            seen.append(server.model_status())
+    prompts = [prompt for model in seen for prompt in model["prompts"]]
+    assert any(0 < p["read"] < p["tokens"] for p in prompts), prompts
+    assert any(m["prompts"] and m["pages_used"] and m["sequences"] for m in seen), seen[-1]
+    assert any(m["prefill_tok_s"] > 0 for m in seen), seen[-1]
+    equal(server.model_status()["prompts"], [], "what is read at the end")
+
+
+def test_short_prompt_beside_long_ones(server):
+    """It waits for a part of a long one, not for all; and all have the tokens they have alone."""
+    prompts = [long_prompt(server, 8 + i) for i in range(4)]
+    ask = lambda prompt, **more: server.complete(prompt, max_tokens=4, **more).choices[0].text
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+        asked = [pool.submit(ask, prompt) for prompt in prompts]
+        eventually(lambda: server.model_status()["prompts"] or asked[-1].done(), 5, "they begin")
+        ask("Hello")
+        still = sum(not a.done() for a in asked)
+        together = [a.result() for a in asked]
+    assert still, "the long ones were through before the short one"
+    whole = {"extra_body": {"cache_prompt": False}}
+    equal([ask(prompt, **whole) for prompt in prompts], together, "the texts")
+
+
+def test_cached_tokens(server):
+    """Every interface says how much of a prompt was cached, and counts it once."""
+    text = "Who counts? " + "the night was dark and " * (server.context() // 12)
+    ask = [{"role": "user", "content": text}]
+    few = {"temperature": 0, "max_tokens": 2}
+    openai = lambda **more: server.chat(ask, **few, **more)
+    equal(openai(extra_body={"cache_prompt": False}).usage.prompt_tokens_details.cached_tokens, 0, "cached")
+    first = openai().usage
+    most = first.prompt_tokens - 1
+    for more in ({}, {"n": 3}):
+        usage = openai(**more)
+        cached = usage.usage.prompt_tokens_details.cached_tokens
+        assert most * 0.9 < cached <= most, usage.usage
+        equal(usage.usage.prompt_tokens, first.prompt_tokens, "tokens of the prompt")
+        timings = usage.timings
+        equal(timings["cache_n"] + timings["prompt_n"], first.prompt_tokens, "llama.cpp's count")
+    used = server.openai.responses.create(
+        model=MODEL, input=text, temperature=0, max_output_tokens=2
+    ).usage
+    equal((used.input_tokens_details.cached_tokens, used.input_tokens), (cached, most + 1), "usage")
+    body = {"model": MODEL, "messages": ask, **few}
+    whole = server.post("/v1/messages", body)["usage"]
+    _, _, data = server.http("POST", "/v1/messages", {**body, "stream": True})
+    events = [json.loads(x[6:]) for x in data.decode().split("\n") if x[:7] == "data: {"]
+    begun = next(e["message"]["usage"] for e in events if e["type"] == "message_start")
+    ended = next(e["usage"] for e in events if e["type"] == "message_delta")
+    for usage in (whole, begun, ended):
+        equal(usage["cache_read_input_tokens"], cached, "what was read from the cache")
+        equal(usage["input_tokens"] + cached, most + 1, "tokens of the prompt")
+    told = server.ollama.chat(model=MODEL, messages=ask, options={"num_predict": 2})
+    equal(told.prompt_eval_count, most + 1, "Ollama's count, which is of all tokens")
+
+
 def test_client_goes_while_it_streams(server):
     """Within a second, nothing runs for it any more, and most was never computed."""
     eventually(lambda: is_idle(server), 5, "idle before the test")

@@ -178,3 +178,41 @@ def test_logprobs(server):
     answer = chat(server, logprobs=True, top_logprobs=2)
     equal("".join(entry.token for entry in answer.logprobs), answer.message.content, "the tokens")
     assert all(len(entry.top_logprobs) == 2 for entry in answer.logprobs), answer.logprobs
+
+
+def test_images(server):
+    """The model reads text only, and says so wherever a picture is."""
+    picture = "iVBORw0KGgo="
+    words = ("missing data required for image input", "text only")
+    with raises(ollama.ResponseError, *words):
+        chat(server, [NIGHT[0] | {"images": [picture]}])
+    with raises(ollama.ResponseError, *words):
+        generate(server, images=[picture])
+    assert chat(server, [NIGHT[0] | {"images": []}]).done
+
+
+def left_out(server, **more):
+    body = {"model": MODEL, "messages": NIGHT, "stream": False, "options": GREEDY} | more
+    status, headers, data = server.http("POST", "/api/chat", body)
+    equal(status, 200, f"the status ({data})")
+    equal(data["message"]["content"], chat(server).message.content, "the text")
+    return headers.get("X-Troika-Left-Out")
+
+
+def test_num_ctx(server):
+    """The context is the one that the model was opened with: what it cannot be is told."""
+    for size, want in ((512, None), (server.context(), None), (10**6, "told"), (4, "told")):
+        told = left_out(server, options=GREEDY | {"num_ctx": size})
+        equal(told, want and "options.num_ctx", f"what is told of {size}")
+
+
+def test_think(server):
+    """A model without thoughts has none, and says so."""
+    equal(left_out(server, think=False), None, "what is told of no thoughts")
+    for think in (True, "low", "medium", "high"):
+        equal(left_out(server, think=think), "think", f"what is told of {think!r}")
+    for bad in ("some", 1, [], {}):
+        status, _, data = server.http(
+            "POST", "/api/chat", {"model": MODEL, "messages": NIGHT, "think": bad}
+        )
+        assert status == 400 and "think" in data["error"], (bad, status, data)

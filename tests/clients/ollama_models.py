@@ -1,10 +1,11 @@
 """Ollama's lists of models, and how long they stay."""
 
 import re
+import time
 
 import ollama
 
-from support import MODEL, NIGHT, equal, raises
+from support import MODEL, NIGHT, equal, eventually
 
 SHORT = {"temperature": 0, "num_predict": 2}
 
@@ -35,6 +36,12 @@ def test_show(server):
     lengths = [v for k, v in shown.modelinfo.items() if k.endswith(".context_length")]
     assert lengths and lengths[0] >= 1024, shown.modelinfo
     assert shown.template, "no template"
+    # Without a chat template it knows neither tools nor thoughts.
+    equal(shown.capabilities, ["completion"], "capabilities")
+    equal(shown.modelinfo["general.architecture"], "qwen3moe", "GGUF's name of the architecture")
+    equal(shown.modelinfo["qwen3moe.context_length"], lengths[0], "its context")
+    for key in ("embedding_length", "block_count", "attention.head_count"):
+        assert shown.modelinfo[f"qwen3moe.{key}"] > 0, key
     equal(server.ollama.show("gpt-9:7b").modelinfo, shown.modelinfo, "what any name shows")
 
 
@@ -54,13 +61,34 @@ def test_keep_alive(server):
             model=MODEL, messages=NIGHT, options=SHORT, keep_alive=keep_alive
         ).message.content
 
-    texts = {ask(keep_alive) for keep_alive in ("5m", 60, "1h30m", -1)}
+    texts = set()
+    year = 365 * 86_400
+    for keep_alive, seconds in (("5m", 300), (60, 60), ("1h30m", 5400), ("1.5h", 5400), (-1, year)):
+        texts.add(ask(keep_alive))
+        left = stays(server)
+        at_most = float("inf") if seconds == year else seconds + 1
+        assert seconds - 5 < left <= at_most, f"{keep_alive!r}: {left} s"
+    # What was said last holds for requests that say nothing.
+    ask("2h")
+    server.chat(max_tokens=2)
+    assert stays(server) > 7190, stays(server)
     equal(len(texts), 1, "the number of different texts")
-    assert running(server), "a model that is kept does not run"
     equal(texts, {ask(0)}, "the text of a model that is closed after it")
-    equal(texts, {ask("5m")}, "the text of a model that is opened again")
-    with raises(ollama.ResponseError, "keep_alive"):
-        ask("soon")
+    eventually(lambda: not running(server), 5, "it is closed after the answer")
+    equal(texts, {ask("1s")}, "the text of a model that is opened again")
+    eventually(lambda: not running(server), 5, "it is closed a second later")
+    ask("5m")
+    for bad in ("soon", "5 m", "5x", "m", "", True, [5]):
+        status, _, data = server.http(
+            "POST", "/api/generate", {"model": MODEL, "prompt": "a", "keep_alive": bad}
+        )
+        assert status == 400 and "keep_alive" in data["error"], (bad, status, data)
+
+
+def stays(server):
+    """Seconds until the model is closed."""
+    (model,) = server.ollama.ps().models
+    return model.expires_at.timestamp() - time.time()
 
 
 def test_unload(server):

@@ -1,9 +1,15 @@
 """What needs a server with flags of its own: keys, a full queue, and its end."""
 
 import contextlib
+import json
+import math
+import pathlib
+import shutil
 import signal
 import socket
+import struct
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -14,6 +20,7 @@ import openai
 from support import MODEL, NIGHT, Server, equal, eventually, raises
 
 LONG = {"ignore_eos": True}
+TINY = pathlib.Path(__file__).parents[2] / "models/tiny-moe"
 
 
 @contextlib.contextmanager
@@ -162,3 +169,80 @@ def test_body_limit(server):
             body = {"model": MODEL, "prompt": "a" * size, "max_tokens": 1}
             status, _, data = other.http("POST", "/v1/completions", body)
             equal(status, want, f"the status of {size} bytes ({str(data)[:200]})")
+
+
+def raw(server, ids):
+    body = {"input": ids, "embd_normalize": -1}
+    return server.post("/v1/embeddings", body)["data"][0]["embedding"]
+
+
+def with_modules(to, mode, *more):
+    """The tiny model as sentence-transformers keeps one."""
+    shutil.copytree(TINY, to)
+    kinds = ["Transformer", "Pooling", *more]
+    modules = [
+        {"path": "" if i == 0 else f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (to / "modules.json").write_text(json.dumps(modules))
+    (to / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{m}": m == mode for m in ("cls_token", "mean_tokens", "lasttoken")}
+    (to / "1_Pooling/config.json").write_text(json.dumps(modes))
+    return to
+
+
+def with_pooling_type(to, kind):
+    """The tiny GGUF file with a key more, and another one that keeps the alignment."""
+    data = (TINY / "tiny-moe-Q8_0.gguf").read_bytes()
+    at = data.index(b"general.architecture") + len("general.architecture") + 4
+    arch = data[at + 8 : at + 8 + struct.unpack_from("<Q", data, at)[0]]
+
+    def key(name, kind, value):
+        return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+
+    new = key(arch + b".pooling_type", 4, struct.pack("<I", kind))
+    new += key(b"troika.filler", 8, struct.pack("<Q", (n := (-len(new) - 33) % 32)) + b"x" * n)
+    count = struct.unpack_from("<Q", data, 16)[0]
+    assert len(new) % 32 == 0
+    to.write_bytes(data[:16] + struct.pack("<Q", count + 2) + new + data[24:])
+    return to
+
+
+def test_pooling(server):
+    """A token's state depends on what is before it alone: so the last states of all beginnings are
+    the states whose mean, first and last are the three poolings."""
+    ids = server.tokens("The king rode out.")
+    assert len(ids) > 4, ids
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        with serve(server, str(with_modules(folder / "last", "lasttoken"))) as (last, _):
+            states = [raw(last, ids[: i + 1]) for i in range(len(ids))]
+            plain = last.post("/v1/embeddings", {"input": ids})["data"][0]["embedding"]
+            assert math.dist(plain, states[-1]) < 1e-5, "it is made of length one without Normalize"
+        mean = [sum(column) / len(ids) for column in zip(*states, strict=True)]
+
+        def near(got, want, what):
+            size = math.dist(want, [0] * len(want))
+            assert math.dist(got, want) < 1e-2 * size, f"{what} is off by {math.dist(got, want)}"
+
+        assert math.dist(mean, states[-1]) > 0.2, "all poolings are one"
+        near(raw(server, ids), mean, "the mean where nothing is said")
+        near(raw(server, ids[:1]), states[0], "the state of the first token")
+        normalized = with_modules(folder / "mean", "mean_tokens", "Normalize")
+        with serve(server, str(normalized)) as (other, _):
+            near(raw(other, ids), mean, "the mean of modules")
+            got = other.post("/v1/embeddings", {"input": ids})["data"][0]["embedding"]
+            assert abs(math.dist(got, [0] * len(got)) - 1) < 1e-3, "Normalize is passed over"
+        with serve(server, str(folder / "last"), "--pooling", "cls") as (other, _):
+            near(raw(other, ids), states[0], "the first token's by the flag")
+        with serve(server, str(with_pooling_type(folder / "last.gguf", 3))) as (other, _):
+            # The file has eight bits: its states are near.
+            got, size = raw(other, ids), math.dist(states[-1], [0] * len(mean))
+            assert math.dist(got, states[-1]) < min(0.2 * size, math.dist(got, mean)), "GGUF's last"
+        with serve(server, str(with_pooling_type(folder / "rank.gguf", 4))) as (other, _):
+            status, _, body = other.http("POST", "/v1/embeddings", {"input": ids})
+            assert status == 400 and "pooling_type is 4" in str(body), body
+        dense = with_modules(folder / "dense", "mean_tokens", "Dense")
+        with serve(server, str(dense)) as (other, _):
+            status, _, body = other.http("POST", "/v1/embeddings", {"input": ids})
+            assert status == 400 and "Dense" in str(body), body

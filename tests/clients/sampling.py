@@ -5,7 +5,7 @@ from collections import Counter
 
 import openai
 
-from support import NIGHT, equal, raises
+from support import MODEL, NIGHT, equal, raises
 
 
 def text(answer):
@@ -121,3 +121,62 @@ def test_whole_characters(server):
         streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         whole = text(server.chat(NIGHT, temperature=2, seed=seed, max_tokens=80))
         equal(streamed, whole, "the streamed text")
+
+
+def test_samplers(server):
+    """Each of llama.cpp's other samplers, where what it gives is known."""
+
+    def drawn(**options):
+        return text(server.chat(temperature=2, extra_body={"top_k": 0, "min_p": 0, **options}))
+
+    greedy = text(server.chat())
+    for seed in range(3):
+        equal(drawn(top_n_sigma=0.01, seed=seed), greedy, "the text of a tiny top_n_sigma")
+        few = {"samplers": ["top-k", "temperature"], "top_k": 1, "seed": seed}
+        equal(drawn(**few), greedy, "the text of two samplers by name")
+        equal(drawn(**{**few, "samplers": "kt"}), greedy, "the text of two samplers by letter")
+        other = drawn(**{**few, "samplers": ["temperature", "infill"]})
+        assert other != greedy, "top_k works though it is not among the samplers"
+        lively = {"xtc_probability": 1, "xtc_threshold": 0.001, "seed": seed}
+        assert drawn(**lively, top_p=0.5) != greedy, "the likeliest token in spite of XTC"
+        equal(drawn(**lively), drawn(**lively), "the text of a seed with XTC")
+        neutral = {"typical_p": 1, "mirostat": 0, "dynatemp_range": 0, "dry_multiplier": 0}
+        neutral |= {"xtc_probability": 0, "top_n_sigma": -1, "seed": seed}
+        equal(drawn(**neutral), drawn(seed=seed), "the text of values that say nothing")
+        small = {"mirostat": 2, "mirostat_tau": 0, "mirostat_eta": 1, "seed": seed}
+        assert drawn(**small) != drawn(seed=seed), "mirostat changes nothing"
+
+
+def test_dry(server):
+    """Greedy text of a small model repeats itself: DRY must make that less."""
+
+    def most(**options):
+        words = text(server.chat(max_tokens=120, extra_body={"ignore_eos": True, **options}))
+        words = words.split()
+        return max(Counter(zip(words, words[1:], words[2:])).values())
+
+    free = most()
+    assert free > 2, f"the same three words occur {free} times at most"
+    dry = {"dry_multiplier": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": []}
+    assert most(**dry) < free, f"three words occur {free} times in spite of DRY"
+
+
+def test_samplers_refused(server):
+    for word, options in [
+        ("samplers", {"samplers": ["top_k", "top_q"]}),
+        ("samplers", {"samplers": "kk"}),
+        ("mirostat", {"mirostat": 1}),
+        ("xtc_probability", {"xtc_probability": 1.5}),
+        ("dry_base", {"dry_multiplier": 1, "dry_base": 0.5}),
+        ("typical_p", {"typical_p": "much"}),
+        ("dry_sequence_breakers", {"dry_sequence_breakers": ["x"] * 65}),
+    ]:
+        with raises(openai.BadRequestError, word):
+            server.chat(extra_body=options)
+    options = {"temperature": 2, "top_k": 0, "typical_p": 0, "num_predict": 8}
+    said = {"model": MODEL, "messages": NIGHT, "stream": False}
+    texts = {
+        server.post("/api/chat", {**said, "options": {**options, "seed": seed}})["message"]["content"]
+        for seed in range(3)
+    }
+    equal(len(texts), 1, "the texts of Ollama's typical_p 0")

@@ -302,6 +302,48 @@ fn cancelling_others_again_and_again_stops_nobody() {
     }
 }
 
+/// A prompt that computes alone stops for a short one that comes, and loses at most what of a batch
+/// was under way.
+#[test]
+fn a_prompt_that_is_alone_makes_way_for_one_that_comes() {
+    let slow = SOC.replace("peak_gops = 1.0", "peak_gops = 0.00001");
+    let cases = [
+        ("qwen3", Strategy::OneDevice),
+        ("gemma-3", Strategy::OneDevice),
+        ("qwen3", Strategy::Alternate),
+    ];
+    for (model, strategy) in cases {
+        let what = format!("{model}, {strategy}");
+        let mut alone = world(model, Strategy::OneDevice).engine;
+        let mut w = world_of(model, strategy, (false, &slow), |_| ());
+        let chunk = w.chunk_time();
+        let start = w.clock.now();
+        let seq = w.admit(some_tokens(120, 1), 0);
+        w.run(|_| false);
+        let by_itself = w.clock.now() - start;
+        let seq = [seq, w.admit(some_tokens(120, 1), 0)][1];
+        let (came, handle, clock) = (Arc::new(Mutex::new(None)), w.handle.clone(), w.clock.clone());
+        let (coming, mut left) = (came.clone(), 40);
+        w.hook(move |_| {
+            left -= 1;
+            if left == 0 {
+                let admission =
+                    Admission { tokens: some_tokens(3, 2), client: 1, ..Admission::default() };
+                *coming.lock().unwrap() = Some((handle.admit(admission).unwrap(), clock.now()));
+            }
+        });
+        let (start, handle) = (w.clock.now(), w.handle.clone());
+        let short = || *came.lock().unwrap();
+        w.run(|_| short().is_some_and(|(short, _)| !handle.is_pending(short)));
+        let waited = w.clock.now() - short().unwrap().1;
+        assert!(waited <= 2 * chunk, "{what}: {waited:?} of {chunk:?}");
+        w.run(|_| false);
+        let took = w.clock.now() - start;
+        assert!(took <= by_itself + 4 * chunk, "{what}: {took:?}, by itself {by_itself:?}");
+        w.check((seq, 0), &mut alone, &what);
+    }
+}
+
 /// Plans whose batches have rows of one sequence only: by chunk length, and with devices of
 /// different numerics that share rows in both phases.
 fn unmixed(which: usize) -> World {

@@ -210,7 +210,8 @@ impl World {
         let logits = self.logits();
         let priority = self.random.below(3) as i32 - 1;
         let shares = !self.random.once_in(5);
-        let admission = Admission { tokens: tokens.clone(), logits, priority, shares };
+        let client = self.random.below(3) as u64;
+        let admission = Admission { tokens: tokens.clone(), logits, priority, client, shares };
         let seq = self.handle.admit(admission).unwrap();
         let mut open = Open {
             tokens: Vec::new(),
@@ -567,6 +568,42 @@ fn a_prompt_that_outgrows_its_rotations_starts_over_with_what_was_decoded() {
 #[test]
 fn prompts_without_room_leave_the_places_to_those_that_decode() {
     run(13, (MODELS[0], Strategy::Alternate), (8, 60));
+}
+
+/// Prompts are cut into parts: one of another client, or a short one of the same, has its turn after
+/// a few. However many short ones come, the long one goes on.
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    let d = describe(&dir(MODELS[0]), FloatType::F32).unwrap();
+    for (client, others) in [(1, 40), (2, 40), (1, 1), (2, 1)] {
+        let sharing = Sharing { sequences: 3, ..Sharing::default() };
+        let mut e = engine(&d, Strategy::OneDevice, 8, sharing);
+        let handle = e.handle().clone();
+        let admit = |client, n: usize| {
+            let tokens = (0..n as u32).map(|i| (i * 37 + 11 * client as u32) % VOCAB as u32);
+            let (tokens, client) = (tokens.collect(), client);
+            handle.admit(Admission { tokens, client, ..Admission::default() }).unwrap()
+        };
+        let long = admit(1, 88);
+        e.step(&mut |_| Next::Wait).unwrap();
+        let progress = handle.reads(long).unwrap();
+        assert_eq!((progress.total, progress.cached, progress.done), (88, 0, 8));
+        assert_eq!(handle.prompts(), [progress]);
+        let (mut shorts, mut steps) = (0, 0);
+        while handle.is_pending(long) {
+            let short = (shorts < others).then(|| admit(client, 8));
+            shorts += 1;
+            for parts in 0.. {
+                assert!(parts < 4, "a short prompt of client {client} waits");
+                steps += 1;
+                e.step(&mut |_| Next::Wait).unwrap();
+                if short.is_none_or(|short| !handle.is_pending(short)) {
+                    break;
+                }
+            }
+        }
+        assert!(steps <= 40, "the long prompt waits for {shorts} short ones");
+    }
 }
 
 /// The tokens that two sequences with the same prompt decode one by one, or by checks of five rows

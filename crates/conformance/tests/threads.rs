@@ -116,8 +116,11 @@ struct Shared<'a> {
 
 impl Shared<'_> {
     fn session(&self, random: &mut Random) -> Session {
-        let options =
-            SessionOptions { priority: random.below(3) as i32 - 1, fresh: random.once_in(5) };
+        let options = SessionOptions {
+            priority: random.below(3) as i32 - 1,
+            client: random.below(3) as u64,
+            fresh: random.once_in(5),
+        };
         let session = self.model.session_with(options).unwrap();
         let mut cancellers = self.cancellers.lock().unwrap();
         cancellers.push(session.canceller());

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use troika::{Conversation, Model, today};
+use troika::model::chat::local_time;
+use troika::{Conversation, Model};
 
 use crate::error::CliError;
 use crate::flags::RunArgs;
@@ -29,7 +30,7 @@ pub fn tokenize(
     }
     messages.push(json!({"role": "user", "content": text}));
     let prompt = model.chat_prompt(&Conversation {
-        today: today(),
+        now: Some(local_time()),
         parse_special: args.parse_special,
         ..Conversation::new(messages.clone())
     })?;

@@ -238,7 +238,7 @@ fn steps(block: &Block<'_>) -> Result<Vec<Step>, String> {
     match block.fence {
         "sh" => Ok(commands(&block.lines)),
         "console" | "console figures" | "console answer" => Ok(dialogue(&block.lines)),
-        "rust" | "toml" | "json" | "python" => Ok(Vec::new()),
+        "rust" | "toml" | "json" | "python" | "js" | "yaml" => Ok(Vec::new()),
         "text" if !block.lines.iter().any(|line| line.starts_with("$ ")) => Ok(Vec::new()),
         fence => Err(format!("what begins with {fence:?} is not run by this test")),
     }

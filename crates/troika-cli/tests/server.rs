@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// A running server.
@@ -95,27 +95,24 @@ fn completion(tokens: usize) -> String {
     )
 }
 
-/// A Python environment with the clients, made once.
-fn python() -> PathBuf {
-    static PLACE: OnceLock<PathBuf> = OnceLock::new();
-    let place = PLACE.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let place = root.join("target/clients");
-        let installed = Command::new(root.join(".ci/clients")).arg(&place).status();
-        assert!(installed.unwrap().success());
-        place.canonicalize().unwrap()
-    });
-    place.join("bin/python")
+/// The folder that `.ci/NAME` fills; what is there stays.
+fn installed(name: &str) -> PathBuf {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let place = root.join("target").join(name);
+    let installed = Command::new(root.join(".ci").join(name)).arg(&place).status();
+    assert!(installed.unwrap().success());
+    place.canonicalize().unwrap()
 }
 
 /// Runs a script of `tests/clients`, which prints a line for each of its checks.
-fn script(name: &str, args: &[&str]) {
+fn script(environment: &Path, name: &str, args: &[&str]) {
     // One after the other: each has the machine to itself, as a person would.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let python = python();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients");
-    let mut script = Command::new(python);
+    let mut script = Command::new(environment.join("bin/python"));
     let ran = script.current_dir(dir).arg(name).args(args).env("PYTHONDONTWRITEBYTECODE", "1");
     let Output { status, stdout, stderr } = ran.output().unwrap();
     let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -125,14 +122,22 @@ fn script(name: &str, args: &[&str]) {
 #[test]
 fn clients_of_other_servers_are_served() {
     let server = Server::start(&[]);
-    script("clients.py", &[&server.url(), "--troika", env!("CARGO_BIN_EXE_troika")]);
+    let args = [&server.url(), "--troika", env!("CARGO_BIN_EXE_troika")];
+    script(&installed("clients"), "clients.py", &args);
+}
+
+#[test]
+fn programs_are_served() {
+    let place = installed("programs");
+    let args = [env!("CARGO_BIN_EXE_troika"), place.to_str().unwrap()];
+    script(&place.join("libraries"), "programs.py", &args);
 }
 
 #[test]
 fn the_page_works_in_a_browser() {
     let server = Server::start(&[]);
     let browsers = ["chromium", "chromium-browser", "google-chrome"];
-    python();
+    let environment = installed("clients");
     let is_there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
     let browser = browsers.iter().find(is_there).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -140,7 +145,7 @@ fn the_page_works_in_a_browser() {
     std::fs::write(&file, "no model").unwrap();
     let good = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-moe");
     let broken = Server::start(&[good, file.to_str().unwrap()]);
-    script("page.py", &[&server.url(), browser, &broken.url()]);
+    script(&environment, "page.py", &[&server.url(), browser, &broken.url()]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Which rows run next: first the sequences that decode, each with one token, then prompts by
-//! priority and order of admission, within the step's budget of rows and the cache's room.
+//! priority and in turn, within the step's budget of rows and the cache's room.
+
+use std::time::Duration;
 
 use troika_plan::Phase;
 
@@ -15,6 +17,12 @@ use troika_program::kv::{KvError, SeqId};
 const LOGITS_BYTES: usize = 64 << 20;
 /// Prompts get at least this many rows in a step, however many sequences decode.
 const LEAST_ROWS: usize = 16;
+/// How long the part of a prompt takes while others wait for their turn.
+const PART: Duration = Duration::from_millis(200);
+/// A part has a multiple of so many rows: fewer are not worth a pass over the weights.
+const PART_ROWS: usize = 32;
+/// The golden ratio's fraction: its multiples are spread evenly.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What may still be planned in this step.
 struct Budget {
@@ -24,18 +32,19 @@ struct Budget {
     chunk: usize,
     /// The most rows of prompts.
     prompt_rows: usize,
+    /// The most rows of prompts while several wait.
+    part: usize,
     /// The highest rank of a waiting sequence that has no room: those behind it may not begin.
     blocked: Option<Rank>,
 }
 
-/// Which sequences a pass plans.
+/// Which sequences a pass plans before prompts have their turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     /// Those that failed together with others.
     Alone,
     /// Those that wait for their next token.
     Decoding,
-    Others,
 }
 
 impl Sequences {
@@ -46,7 +55,7 @@ impl Sequences {
         if self.rules.rows_matter {
             return self.plan_in_turns(slot, only, &mut budget);
         }
-        for pass in [Pass::Alone, Pass::Decoding, Pass::Others] {
+        for pass in [Pass::Alone, Pass::Decoding] {
             if pass == Pass::Decoding && only == Some(Phase::Prefill) {
                 continue;
             }
@@ -54,6 +63,37 @@ impl Sequences {
                 return;
             }
         }
+        self.plan_prompts(slot, only, &mut budget);
+    }
+
+    /// Notes what rows of a prompt took. Few say little of how long many take.
+    pub fn measure(&mut self, rows: usize, took: Duration) {
+        if rows >= PART_ROWS.min(self.rules.chunk) {
+            self.pace = u32::try_from(rows).ok().and_then(|rows| took.checked_div(rows));
+        }
+    }
+
+    /// Whether what a slot computes stops when another prompt comes: a prompt that is alone and
+    /// takes long. It loses the batch that is under way, but no earlier one: not where positions of
+    /// several are forgotten.
+    pub fn yields(&self, slot: &BatchSlot) -> bool {
+        let [(seq, positions)] = slot.seqs.as_slice() else { return false };
+        let took = |pace: Duration| pace.as_secs_f64() * slot.prompt_rows() as f64;
+        let short = self.pace.is_some_and(|pace| took(pace) <= 2.0 * PART.as_secs_f64());
+        let steady = self.all.get(seq).is_none_or(|s| s.steady_until > positions.start);
+        self.rules.cuts
+            && self.rules.sharing.sequences > 1
+            && self.queue.len() == 1
+            && slot.prompt_rows() > 0
+            && !(short || steady || self.rules.forgets && slot.batches().len() > 1)
+    }
+
+    /// Rows of a part of a prompt while others wait.
+    fn part_rows(&self) -> usize {
+        let Some(pace) = self.pace.filter(|_| self.rules.cuts) else { return usize::MAX };
+        let rows = PART.as_nanos() / pace.as_nanos().max(1);
+        let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+        (rows / PART_ROWS * PART_ROWS).max(PART_ROWS)
     }
 
     /// What a step may compute. While sequences decode, prompts get only a part of it.
@@ -76,7 +116,9 @@ impl Sequences {
             1 => rows.saturating_sub(decoded).max(LEAST_ROWS.min(chunk)),
             _ => usize::MAX,
         };
-        Budget { batches, chunk, prompt_rows, blocked: None }
+        // Beside answers, parts are short already, and shorter ones would delay the last prompt.
+        let part = if alone { self.part_rows() } else { usize::MAX };
+        Budget { batches, chunk, prompt_rows, part, blocked: None }
     }
 
     /// Whether only rows that a sequence decodes are left to compute.
@@ -109,7 +151,6 @@ impl Sequences {
             let of_pass = match pass {
                 Pass::Alone => s.alone,
                 Pass::Decoding => !s.alone && self.decodes(seq),
-                Pass::Others => !s.alone && !self.decodes(seq),
             };
             let alone = s.alone;
             let others = !slot.seqs.is_empty();
@@ -126,13 +167,66 @@ impl Sequences {
         true
     }
 
-    fn is_planned(&self, slot: &mut BatchSlot, seq: SeqId) -> bool {
+    /// Adds rows of prompts, and of sequences that are computed again.
+    fn plan_prompts(&mut self, slot: &mut BatchSlot, only: Option<Phase>, budget: &mut Budget) {
+        let ready = self.prompts_in_turn(only, budget);
+        let part = if ready.len() > 1 { budget.part } else { usize::MAX };
+        budget.batches = budget.batches.min((part / budget.chunk).max(1));
+        let mut left = budget.prompt_rows.min(part);
+        self.last_turn += 1;
+        for seq in ready {
+            let goes_on = self.plan_sequence(slot, seq, only, &mut left, budget);
+            self.note_turn(slot, seq);
+            if !goes_on || left == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Notes that a prompt had its turn, if it had.
+    fn note_turn(&mut self, slot: &BatchSlot, seq: SeqId) {
+        if self.is_planned(slot, seq)
+            && let Some(s) = self.all.get_mut(&seq)
+        {
+            s.served = self.last_turn;
+        }
+    }
+
+    /// Begins the prompts that have room, in order of admission. Returns those that have begun in the
+    /// order in which they get rows: by priority, then the client that was served longest ago, then
+    /// its oldest prompt or the one with the least left.
+    fn prompts_in_turn(&mut self, only: Option<Phase>, budget: &mut Budget) -> Vec<SeqId> {
+        let mut ready = Vec::new();
+        for at in 0..self.queue.len() {
+            let Some(&seq) = self.queue.get(at) else { break };
+            let Some(s) = self.all.get(&seq) else { continue };
+            let free = s.in_flight.is_none() && !(s.cancelled || s.closed || s.alone);
+            if free && !self.decodes(seq) && self.may_run(seq, only, budget) {
+                ready.push(seq);
+            }
+        }
+        if ready.len() > 1 {
+            // Half of the turns, also of those that go to one of several clients in turn.
+            let oldest = self.last_turn.wrapping_mul(GOLDEN) >> 63 == 0;
+            let key = |seq: &SeqId| {
+                let s = self.all.get(seq)?;
+                let of_client = self.all.values().filter(|o| o.client == s.client);
+                let left = if oldest { 0 } else { s.tokens.len() - self.kv.len(*seq) };
+                let (priority, order) = s.rank();
+                Some((priority, of_client.map(|o| o.served).max(), left, order))
+            };
+            ready.sort_by_cached_key(key);
+        }
+        ready
+    }
+
+    fn is_planned(&self, slot: &BatchSlot, seq: SeqId) -> bool {
         slot.seqs.iter().any(|(planned, _)| *planned == seq)
     }
 
     /// Plans batches of one sequence each, where rows of several must not be mixed. Decoding
     /// sequences and the prompts take turns; the one that has waited longest is next. All prompts
-    /// share one turn, which goes to the first of them.
+    /// share one turn.
     fn plan_in_turns(&mut self, slot: &mut BatchSlot, only: Option<Phase>, budget: &mut Budget) {
         let decoding = |seq: &&SeqId| only != Some(Phase::Prefill) && self.decodes(**seq);
         let turn = |seq: &SeqId| self.all.get(seq).map_or(0, |s| s.turn);
@@ -145,7 +239,7 @@ impl Sequences {
         for (_, seq) in waiting {
             let seqs = match seq {
                 Some(seq) => vec![seq],
-                None => self.queue.iter().filter(|s| !self.decodes(**s)).copied().collect(),
+                None => self.prompts_in_turn(only, budget),
             };
             for seq in seqs {
                 let Some(s) = self.all.get(&seq) else { continue };
@@ -158,16 +252,73 @@ impl Sequences {
                 // If it has no room, it gives way and the next one gets the turn.
                 let _ = self.plan_sequence(slot, seq, only, &mut left, budget);
                 if self.is_planned(slot, seq) {
-                    if let Some(s) = self.all.get_mut(&seq) {
-                        s.turn = self.last_turn;
-                    }
                     if prompt {
+                        self.note_turn(slot, seq);
                         self.prompts_turn = self.last_turn;
+                    } else if let Some(s) = self.all.get_mut(&seq) {
+                        s.turn = self.last_turn;
                     }
                     return;
                 }
             }
         }
+    }
+
+    /// Whether a sequence has begun, or begins now.
+    fn may_run(&mut self, seq: SeqId, only: Option<Phase>, budget: &mut Budget) -> bool {
+        self.follow_length(seq);
+        // It begins only in the slot that computes its next phase. In another slot it would hold a
+        // place that a sequence ready to run could use.
+        let elsewhere = self.rules.rows_matter
+            && self.all.get(&seq).is_some_and(|s| {
+                let next = s.phase(self.kv.len(seq), self.rules.one_placement).0;
+                s.in_flight.is_none() && only.is_some_and(|only| only != next)
+            });
+        let Some(s) = self.all.get(&seq).filter(|_| !elsewhere) else { return false };
+        let (rank, runs) = (s.rank(), s.stage == Stage::Running);
+        if !runs
+            && (budget.blocked.is_some_and(|b| b < rank)
+                || self.leaves_place(rank)
+                || self.follows(seq))
+        {
+            return false;
+        }
+        if !self.begin(seq) {
+            // Sequences behind it must not overtake it, but running ones continue.
+            budget.blocked = Some(rank);
+            // While one waits, half of the memory is for what runs.
+            self.kv.keep_at_most(self.kv.budget() / 2);
+            return false;
+        }
+        true
+    }
+
+    /// Whether a sequence waits because another one reads a prompt that begins like its own: it
+    /// begins with these pages once they are computed.
+    fn follows(&mut self, seq: SeqId) -> bool {
+        let shares = |s: &&Sequence| s.shares && self.rules.shares_pages && !self.decodes(seq);
+        let Some(s) = self.all.get(&seq).filter(shares) else { return false };
+        let (page_len, most) = (self.rules.page_len, s.tokens.len().saturating_sub(1));
+        let alike = |other: &Sequence| {
+            let both = other.tokens.iter().zip(&s.tokens[..most]);
+            both.take_while(|(a, b)| a == b).count() / page_len * page_len
+        };
+        let reads = |(id, o): (&SeqId, &Sequence)| {
+            let reads = o.stage == Stage::Running && o.phase == Phase::Prefill;
+            (reads && o.shares && o.priority >= s.priority && o.regime == s.regime)
+                .then(|| (*id, alike(o)))
+        };
+        let has = self.kv.len(seq);
+        let read: Vec<_> = self.all.iter().filter_map(reads).filter(|(_, n)| *n > has).collect();
+        let done = |id: &SeqId| {
+            let flies = self.all.get(id).and_then(|o| o.in_flight.as_ref());
+            flies.map_or_else(|| self.kv.len(*id), |rows| rows.start)
+        };
+        if read.iter().any(|(id, alike)| done(id) < *alike) {
+            return true;
+        }
+        read.iter().for_each(|(id, _)| self.publish(*id));
+        false
     }
 
     /// Adds at most `left` rows of a sequence, if it has begun or may begin. `false` when there are
@@ -180,27 +331,7 @@ impl Sequences {
         left: &mut usize,
         budget: &mut Budget,
     ) -> bool {
-        self.follow_length(seq);
-        // It begins only in the slot that computes its next phase. In another slot it would hold a
-        // place that a sequence ready to run could use.
-        let elsewhere = self.rules.rows_matter
-            && self.all.get(&seq).is_some_and(|s| {
-                let next = s.phase(self.kv.len(seq), self.rules.one_placement).0;
-                s.in_flight.is_none() && only.is_some_and(|only| only != next)
-            });
-        if elsewhere {
-            return true;
-        }
-        let Some(s) = self.all.get(&seq) else { return true };
-        let (rank, runs) = (s.rank(), s.stage == Stage::Running);
-        if !runs && (budget.blocked.is_some_and(|b| b < rank) || self.leaves_place(rank)) {
-            return true;
-        }
-        if !self.begin(seq) {
-            // Sequences behind it must not overtake it, but running ones continue.
-            budget.blocked = Some(rank);
-            // While one waits, half of the memory is for what runs.
-            self.kv.keep_at_most(self.kv.budget() / 2);
+        if !self.may_run(seq, only, budget) {
             return true;
         }
         while *left > 0 {
@@ -258,10 +389,17 @@ impl Sequences {
             return false;
         }
         // It begins when all its tokens have room. Alone, it never gets more room than now.
-        if running > 0 && self.kv.len(seq) == 0 && !self.kv.has_room(tokens + 1) {
-            self.free_idle(seq, tokens + 1);
-            if !self.kv.has_room(tokens + 1) {
-                return false;
+        if running > 0 && self.kv.len(seq) == 0 {
+            // Those that run will take what they have not computed yet.
+            let left =
+                |(id, s): (&SeqId, &Sequence)| s.tokens.len().saturating_sub(self.kv.len(*id));
+            let taken = self.all.iter().filter(|(_, s)| s.has_place()).map(left).sum::<usize>();
+            let needed = tokens + 1 + taken;
+            if !self.kv.has_room(needed) {
+                self.free_idle(seq, needed);
+                if !self.kv.has_room(needed) {
+                    return false;
+                }
             }
         }
         let Some(s) = self.all.get(&seq) else { return false };

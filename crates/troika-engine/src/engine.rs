@@ -193,6 +193,11 @@ impl Engine {
         self.model.group_stats.with(|stats| stats.clone())
     }
 
+    /// Tokens of prompts that were computed so far.
+    pub fn read_tokens(&self) -> u64 {
+        self.seqs.read
+    }
+
     /// How often a sequence lost its pages to another one and was computed again.
     pub fn preemptions(&self) -> u64 {
         self.seqs.preemptions

@@ -79,11 +79,25 @@ pub struct Admission {
     pub tokens: Vec<u32>,
     /// Which of their logits are wanted.
     pub logits: WantedLogits,
-    /// Sequences of higher priority are computed first; equal ones in order of admission.
+    /// Sequences of higher priority are computed first; prompts of equal ones take turns.
     pub priority: i32,
+    /// Whose it is: prompts take turns by client. Of a client's, the oldest one and the one with the
+    /// least left to compute take turns.
+    pub client: u64,
     /// Whether it may start from cached pages of sequences with the same beginning, and leave its
     /// own pages to others.
     pub shares: bool,
+}
+
+/// How far a prompt is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptProgress {
+    /// Its tokens.
+    pub total: usize,
+    /// The part of them that was cached.
+    pub cached: usize,
+    /// Those that are in the cache now.
+    pub done: usize,
 }
 
 /// What [`crate::Engine::step`] reports.

@@ -30,7 +30,9 @@ pub use engine::{Engine, EngineMemory, EngineParts};
 pub use error::EngineError;
 pub use examine::examine;
 pub use experts::GroupStats;
-pub use input::{Admission, Event, LogitsSink, Next, OnEvent, SequenceInput, WantedLogits};
+pub use input::{
+    Admission, Event, LogitsSink, Next, OnEvent, PromptProgress, SequenceInput, WantedLogits,
+};
 pub use loss::Elsewhere;
 pub use mailbox::EngineHandle;
 pub use sequences::Sharing;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use troika_plan::Phase;
 
 use crate::error::EngineError;
-use crate::input::{Admission, Next, SequenceInput, WantedLogits};
+use crate::input::{Admission, Next, PromptProgress, SequenceInput, WantedLogits};
 use crate::schedule::{Canceller, JobId};
 use troika_program::kv::{KvError, KvFit, SeqId};
 
@@ -34,6 +34,8 @@ struct Known {
     cancelled: bool,
     /// Whether the engine has taken the request to open it.
     taken: bool,
+    /// How far its prompt is read, once that has begun.
+    reads: Option<PromptProgress>,
 }
 
 /// What is in flight in a slot: its sequences, and how to stop it.
@@ -45,6 +47,10 @@ pub(crate) struct InFlight {
     /// Whether it consists of several batches. Then it stops as soon as one of its sequences is
     /// cancelled, and the others continue after the last finished batch.
     pub several: bool,
+    /// Whether it stops when another prompt comes.
+    pub yields: bool,
+    /// Whether it was stopped so.
+    pub yielded: bool,
 }
 
 #[derive(Debug, Default)]
@@ -134,6 +140,9 @@ impl EngineHandle {
         let pending = !admission.tokens.is_empty();
         let known = Known { len: admission.tokens.len(), pending, ..Known::default() };
         inbox.known.insert(seq, known);
+        if pending {
+            inbox.make_way();
+        }
         self.ask(&mut inbox, Request::Admit(seq, admission));
         Ok(seq)
     }
@@ -168,6 +177,9 @@ impl EngineHandle {
         let mut inbox = self.lock();
         let known = self.may_feed(&mut inbox, seq, tokens)?;
         (known.len, known.pending) = (known.len + tokens.len(), true);
+        if phase == Phase::Prefill {
+            inbox.make_way();
+        }
         self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits, phase));
         Ok(())
     }
@@ -190,6 +202,7 @@ impl EngineHandle {
         let mut inbox = self.lock();
         let known = inbox.waiting(seq)?;
         (known.len, known.pending) = (tokens.len(), true);
+        inbox.make_way();
         self.ask(&mut inbox, Request::Replace(seq, tokens, logits));
         Ok(())
     }
@@ -248,6 +261,19 @@ impl EngineHandle {
         self.lock().known.get(&seq).is_some_and(|known| known.pending)
     }
 
+    /// How far a sequence's prompt is read; `None` before it begins and behind its end.
+    pub fn reads(&self, seq: SeqId) -> Option<PromptProgress> {
+        self.lock().known.get(&seq)?.reads
+    }
+
+    /// The prompts that are being read.
+    pub fn prompts(&self) -> Vec<PromptProgress> {
+        let mut prompts: Vec<_> =
+            self.lock().known.iter().filter_map(|(seq, k)| Some((*seq, k.reads?))).collect();
+        prompts.sort_unstable_by_key(|(seq, _)| *seq);
+        prompts.into_iter().map(|(_, progress)| progress).collect()
+    }
+
     /// Number of open sequences.
     pub fn open_sequences(&self) -> usize {
         self.lock().known.len()
@@ -294,7 +320,7 @@ impl EngineHandle {
         };
         self.check(&[token], len)?;
         // It stayed pending, so a cancellation in the meantime was not lost.
-        known.len = len + 1;
+        (known.len, known.reads) = (len + 1, None);
         Ok(())
     }
 }
@@ -349,7 +375,25 @@ impl Inbox {
     /// Notes that a sequence waits for tokens, and how many it has.
     pub fn idle(&mut self, seq: SeqId, len: usize) {
         if let Some(known) = self.known.get_mut(&seq) {
-            *known = Known { len, pending: false, cancelled: false, taken: true };
+            *known = Known { len, taken: true, ..Known::default() };
+        }
+    }
+
+    /// Notes how much of a prompt is in the cache, and when it begins, how much of it was before.
+    pub fn read(&mut self, seq: SeqId, done: usize, begins: bool) {
+        if let Some(known) = self.known.get_mut(&seq) {
+            let cached = known.reads.map_or(done, |reads| reads.cached);
+            if begins || known.reads.is_some() {
+                known.reads = Some(PromptProgress { total: known.len, cached, done });
+            }
+        }
+    }
+
+    /// Stops a prompt that computes alone, since another one comes: then both take turns.
+    fn make_way(&mut self) {
+        for running in self.in_flight.iter_mut().filter(|f| f.yields) {
+            running.yielded = true;
+            running.canceller.cancel();
         }
     }
 

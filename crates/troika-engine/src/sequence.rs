@@ -38,6 +38,10 @@ pub(crate) struct Sequence {
     /// Ranges of positions that were decoded, where decode and prefill are placed differently.
     pub decoded: Vec<Range<usize>>,
     pub priority: i32,
+    /// Whose it is.
+    pub client: u64,
+    /// The turn in which it last got rows as a prompt.
+    pub served: u64,
     /// Its place among sequences of equal priority.
     pub order: u64,
     pub shares: bool,
@@ -69,6 +73,8 @@ impl Sequence {
             wanted: WantedLogits::None,
             decoded: Vec::new(),
             priority: admission.priority,
+            client: admission.client,
+            served: 0,
             order,
             shares: admission.shares,
             stage: Stage::Idle,

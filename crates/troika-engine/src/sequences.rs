@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::swap;
 use std::ops::Range;
+use std::time::Duration;
 
 use troika_graph::StateKind;
 use troika_model::spec::ModelSpec;
@@ -50,6 +51,10 @@ pub(crate) struct Rules {
     /// Whether sequences may share cached pages: each state lies in one place, and numbers do not
     /// depend on how a prompt is cut.
     pub shares_pages: bool,
+    /// Whether prompts are cut into parts when others wait: no device pads few rows to many.
+    pub cuts: bool,
+    /// Whether a sequence's early positions leave the cache.
+    pub forgets: bool,
     /// Whether what is shared is published after each chunk of a prompt: the next one drops states
     /// of one row.
     pub shares_chunks: bool,
@@ -72,6 +77,8 @@ impl Rules {
             phases_are_apart: program.phases_are_apart(),
             rows_matter,
             shares_pages: program.state_instances.iter().all(|i| i.len() == 1) && !rows_matter,
+            cuts: program.padding == 0 && !rows_matter,
+            forgets: program.lowered.page_groups.iter().any(|kind| kind.forgets()),
             shares_chunks: program.lowered.page_groups.contains(&StateKind::Fixed),
             chunk: plan.prefill.chunk,
             chunks_in_flight: plan.prefill.chunks_in_flight,
@@ -100,6 +107,10 @@ pub(crate) struct Sequences {
     /// Where sequences take turns: the number of the last turn, and of the prompts' last turn.
     pub last_turn: u64,
     pub prompts_turn: u64,
+    /// Tokens of prompts that were computed so far.
+    pub read: u64,
+    /// What a token of a prompt took of late.
+    pub pace: Option<Duration>,
     /// Number of sequences admitted so far.
     orders: u64,
 }
@@ -117,6 +128,8 @@ impl Sequences {
             preemptions: 0,
             last_turn: 0,
             prompts_turn: 0,
+            read: 0,
+            pace: None,
             orders: 0,
         }
     }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use troika_device::Buffer;
 use troika_plan::Phase;
@@ -81,6 +82,8 @@ pub(crate) struct BatchSlot {
     pub seqs: Vec<(SeqId, Range<usize>)>,
     /// The job that runs them.
     pub job: Option<JobId>,
+    /// When it began.
+    pub began: Duration,
     /// The most chunks of one prompt in a graph.
     pub chunks: usize,
 }
@@ -101,6 +104,7 @@ impl BatchSlot {
             used: 0,
             seqs: Vec::new(),
             job: None,
+            began: Duration::ZERO,
             chunks,
         })
     }
@@ -113,6 +117,12 @@ impl BatchSlot {
     /// The batches that are planned or in flight.
     pub fn batches(&self) -> &[PlannedBatch] {
         &self.batches[..self.used]
+    }
+
+    /// Rows of batches that read prompts, together with what sequences decode in them.
+    pub fn prompt_rows(&self) -> usize {
+        let of_prompts = self.batches().iter().filter(|batch| batch.phase == Phase::Prefill);
+        of_prompts.map(PlannedBatch::rows).sum()
     }
 
     /// Removes all batches.

@@ -19,10 +19,10 @@ use troika_program::kv::{KvError, SeqId};
 const NAP: Duration = Duration::from_millis(50);
 
 impl Engine {
-    /// Does what was requested, then continues until there is an event to hand out: logits, the end
-    /// of a sequence's input, or its failure. Other work stays in flight until the next call. Where
-    /// all that is left waits for what sequences do next ([`Next::Later`]), it returns after a while.
-    /// `false` when no sequence has anything to compute.
+    /// Does what was requested, then continues until there is an event to hand out (logits, the end
+    /// of a sequence's input, or its failure) or a part of a prompt is computed. Other work stays in
+    /// flight until the next call. Where all that is left waits for what sequences do next
+    /// ([`Next::Later`]), it returns after a while. `false` when no sequence has anything to compute.
     ///
     /// # Errors
     /// A fault of the engine itself. Errors of a sequence are handed out as events.
@@ -42,9 +42,9 @@ impl Engine {
                 // Requests for sequences that are not in flight need not wait for others.
                 Waited::Interrupted => {}
                 Waited::Ended((job, result)) => {
-                    if self.finish(job, result, on)? | self.hand_out(on) {
-                        return Ok(true);
-                    }
+                    self.finish(job, result, on)?;
+                    self.hand_out(on);
+                    return Ok(true);
                 }
                 // Nothing is in flight. A batch that could not start now never can, unless a
                 // sequence gave way to one that could not begin before, or may end.
@@ -73,6 +73,7 @@ impl Engine {
                     self.seqs.publish(of);
                     let like = |s: &Sequence| Admission {
                         priority: s.priority,
+                        client: s.client,
                         shares: s.shares,
                         ..Admission::default()
                     };
@@ -135,6 +136,9 @@ impl Engine {
                 // It was closed meanwhile.
                 continue;
             }
+            if let Event::Begun { cached, .. } = event {
+                self.handle.lock().read(seq, cached, true);
+            }
             on(event);
             if !begins {
                 self.idle(seq);
@@ -192,19 +196,21 @@ impl Engine {
         // While others decode, a prompt runs in the background, to leave them room in the queues.
         let others = self.seqs.queue.len() > self.slots[place].seqs.len();
         let job = self.runner.start(graph, prefill && others)?;
+        self.slots[place].began = self.runner.now();
         self.slots[place].job = Some(job);
         let canceller = self.runner.canceller(job);
+        let yields = self.seqs.yields(&self.slots[place]);
         let several = self.slots[place].batches().len() > 1;
         let seqs = || self.slots[place].seqs.iter().map(|(seq, _)| *seq);
         let mut inbox = self.handle.lock();
         match inbox.in_flight.iter_mut().find(|f| f.job == job) {
             Some(running) => {
                 running.seqs.extend(seqs());
-                running.several = several;
+                (running.several, running.yields) = (several, yields);
             }
             None => {
-                let seqs = seqs().collect();
-                inbox.in_flight.push(InFlight { job, canceller, seqs, several });
+                let (seqs, yielded) = (seqs().collect(), false);
+                inbox.in_flight.push(InFlight { job, canceller, seqs, several, yields, yielded });
             }
         }
         // One of them may have been cancelled just before.
@@ -234,16 +240,18 @@ impl Engine {
         job: JobId,
         result: Result<(), EngineError>,
         on: OnEvent<'_>,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<(), EngineError> {
         let Some(place) = self.slots.iter().position(|s| s.job == Some(job)) else {
-            return Ok(false);
+            return Ok(());
         };
         self.slots[place].job = None;
+        let mut yielded = false;
         {
             // A later cancellation finds nothing in flight.
             let mut inbox = self.handle.lock();
             if let Some(running) = inbox.in_flight.iter_mut().find(|f| f.job == job) {
                 running.seqs.clear();
+                (running.yields, yielded) = (false, std::mem::take(&mut running.yielded));
                 running.canceller.reset();
             }
         }
@@ -253,9 +261,13 @@ impl Engine {
             self.seqs.all.get(seq).is_none_or(|s| s.cancelled || s.closed)
         };
         match result {
-            Ok(()) => self.deliver(place, &[], on),
+            Ok(()) => {
+                let (slot, now) = (&self.slots[place], self.runner.now());
+                self.seqs.measure(slot.prompt_rows(), now.saturating_sub(slot.began));
+                self.deliver(place, &[], on)
+            }
             Err(EngineError::Device(DeviceError::Cancelled))
-                if self.slots[place].seqs.iter().any(unwanted) =>
+                if yielded || self.slots[place].seqs.iter().any(unwanted) =>
             {
                 let left_out = self.runner.left_out(job).to_vec();
                 self.keep_done(place, &left_out);
@@ -263,12 +275,12 @@ impl Engine {
             }
             Err(error) => {
                 self.roll_back(place, error);
-                Ok(false)
+                Ok(())
             }
         }
     }
 
-    /// Batches were stopped because of cancelled sequences. The others keep what was computed and
+    /// Batches were stopped because of cancelled sequences or other prompts. The others keep what was computed and
     /// continue. No cancellation stops their next batch, so that each stop still brings progress. A
     /// sequence that starts over, because its windows dropped what it needs, runs all its batches
     /// so.
@@ -293,23 +305,30 @@ impl Engine {
         place: usize,
         left_out: &[u32],
         on: OnEvent<'_>,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<(), EngineError> {
         for i in 0..self.slots[place].seqs.len() {
-            let (seq, _) = self.slots[place].seqs[i];
+            let (seq, positions) = self.slots[place].seqs[i].clone();
             if let Some(s) = self.seqs.all.get_mut(&seq) {
                 (s.in_flight, s.alone) = (None, false);
+                if s.phase == Phase::Prefill {
+                    let done = self.seqs.kv.len(seq);
+                    self.seqs.read += done.saturating_sub(positions.start) as u64;
+                    self.handle.lock().read(seq, done, false);
+                }
             }
             if self.seqs.rules.shares_chunks {
                 self.seqs.publish(seq);
             }
             self.seqs.settle(seq);
         }
-        let mut told = self.silent.is_none() && self.hand_out_rows(place, left_out, on)?;
+        if self.silent.is_none() {
+            self.hand_out_rows(place, left_out, on)?;
+        }
         for i in 0..self.slots[place].seqs.len() {
             let (seq, _) = self.slots[place].seqs[i];
-            told |= self.hand_out_fed(seq, on);
+            self.hand_out_fed(seq, on);
         }
-        Ok(told)
+        Ok(())
     }
 
     /// Hands out the rows of finished batches: logits, or states in their place.
@@ -318,10 +337,10 @@ impl Engine {
         place: usize,
         left_out: &[u32],
         on: OnEvent<'_>,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<(), EngineError> {
         let buffer = self.slots[place].logits.clone();
         let mut guard = buffer.write()?;
-        let (mut rest, mut told) = (guard.as_mut_slice::<f32>(), false);
+        let mut rest = guard.as_mut_slice::<f32>();
         let program = &self.model.program;
         let cols = program.output_cols();
         let of_state = [cols * program.rows_of_state(), program.state_cols()];
@@ -344,11 +363,11 @@ impl Engine {
                         continue;
                     }
                     widen(dtype, &mut own[..len]);
-                    told |= self.hand_out_logits(seq, position, &mut own[..len], top_k, on);
+                    self.hand_out_logits(seq, position, &mut own[..len], top_k, on);
                 }
             }
         }
-        Ok(told)
+        Ok(())
     }
 
     /// Hands out a row of logits, or only its largest ones, which then lie at its beginning.
@@ -359,11 +378,11 @@ impl Engine {
         logits: &mut [f32],
         top_k: Option<usize>,
         on: OnEvent<'_>,
-    ) -> bool {
-        let Some(s) = self.seqs.all.get_mut(&seq) else { return false };
+    ) {
+        let Some(s) = self.seqs.all.get_mut(&seq) else { return };
         if position < s.logits_from {
             // It was cancelled meanwhile.
-            return false;
+            return;
         }
         s.logits_from = position + 1;
         let last = position + 1 == s.tokens.len();
@@ -383,20 +402,18 @@ impl Engine {
         if last {
             self.go_on(seq, next);
         }
-        true
     }
 
     /// Reports that a sequence without wanted logits is done.
-    fn hand_out_fed(&mut self, seq: SeqId, on: OnEvent<'_>) -> bool {
-        let Some(s) = self.seqs.all.get(&seq) else { return false };
+    fn hand_out_fed(&mut self, seq: SeqId, on: OnEvent<'_>) {
+        let Some(s) = self.seqs.all.get(&seq) else { return };
         let told = matches!(s.stage, Stage::Idle | Stage::Choosing) || s.in_flight.is_some();
         if told || self.seqs.kv.len(seq) < s.tokens.len() {
-            return false;
+            return;
         }
         self.seqs.through(seq);
         let next = on(Event::Fed { seq });
         self.go_on(seq, next);
-        true
     }
 
     /// Does what the receiver chose for a sequence that has nothing left to compute.

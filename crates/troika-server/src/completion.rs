@@ -3,26 +3,37 @@
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use troika::engine::WantedLogits;
 use troika::engine::sample::{Constraint, Logprobs};
-use troika::{Output, Request, Session, SessionCanceller, SessionOptions, TextPiece};
+use troika::engine::{PromptProgress, WantedLogits};
+use troika::{
+    Finish, Output, Pooling, Request, Session, SessionCanceller, SessionOptions, TextPiece,
+};
 
 use crate::grammar::{Grammar, Mask};
+use crate::line_limit::{LineLimit, Lines};
 use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::{Permit, QueueError};
 use crate::record::Record;
 use crate::state::apart;
+use crate::thinking::ThinkingBudget;
 use crate::turn::Turn;
 
 /// Positions whose logits are read at once: they are kept until then.
 const READ_AT_ONCE: usize = 64;
 
+/// Positions whose states are: they are smaller.
+pub const STATES_AT_ONCE: usize = 256;
+
+/// How often it is looked how far a prompt is read.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// Answers to a prompt.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Generation {
     /// The prompt.
     pub prompt: Vec<u32>,
@@ -32,6 +43,12 @@ pub struct Generation {
     pub choices: usize,
     /// What they must follow.
     pub grammar: Option<Arc<Grammar>>,
+    /// How many tokens of thoughts they may have.
+    pub thinking: Option<ThinkingBudget>,
+    /// Where they end besides their stops.
+    pub lines: Option<LineLimit>,
+    /// Whether nothing is taken from the cache, nor left there.
+    pub fresh: bool,
 }
 
 /// Why an answer could not follow its grammar to the end, if it could not.
@@ -40,6 +57,8 @@ type GrammarFault = Arc<OnceLock<String>>;
 /// What becomes of answers.
 #[derive(Debug)]
 pub enum Progress {
+    /// How far the prompt is read, and since when: first what was cached, at last all.
+    Prompt(PromptProgress, Duration),
     /// A token with the text that it completes.
     Token(usize, TextPiece),
     /// The end, with text that was held back.
@@ -65,9 +84,10 @@ impl From<QueueError> for Problem {
     }
 }
 
-/// A grammar's state as the sampler asks for it.
+/// What an answer must follow, as the sampler asks for it.
 struct Constrained {
-    mask: Mask,
+    mask: Option<Mask>,
+    thinking: Option<ThinkingBudget>,
     fault: GrammarFault,
 }
 
@@ -79,20 +99,29 @@ impl std::fmt::Debug for Constrained {
 
 impl Constraint for Constrained {
     fn is_ready(&mut self) -> bool {
-        self.mask.is_ready()
+        self.mask.as_mut().is_none_or(Mask::is_ready)
     }
 
     fn allowed(&mut self) -> Option<&[u32]> {
+        if let Some(only) = self.thinking.as_ref().and_then(ThinkingBudget::allowed) {
+            return Some(only);
+        }
+        let mask = self.mask.as_mut()?;
         // It waits for the mask. One that failed allows the end alone, and says why.
-        let _ = self.mask.allowed();
-        if let Some(why) = self.mask.error() {
+        let _ = mask.allowed();
+        if let Some(why) = mask.error() {
             self.fault.get_or_init(|| why);
         }
-        self.mask.allowed()
+        mask.allowed()
     }
 
     fn accept(&mut self, token: u32) {
-        self.mask.accept(token);
+        if let Some(thinking) = &mut self.thinking {
+            thinking.accept(token);
+        }
+        if let Some(mask) = &mut self.mask {
+            mask.accept(token);
+        }
     }
 }
 
@@ -102,7 +131,7 @@ impl Constraint for Constrained {
 /// The queue is full, or the request cannot be served in time.
 pub async fn start(turn: &Turn, generation: Generation) -> Result<Answers, Problem> {
     let permit = turn.enter(&turn.server.queue, generation.choices).await?;
-    let options = SessionOptions { priority: turn.priority(), ..SessionOptions::default() };
+    let options = SessionOptions { fresh: generation.fresh, ..turn.session_options() };
     let mut session = turn.host.model.session_with(options)?;
     let fault = GrammarFault::default();
     begin(&mut session, &generation, 0, &fault)?;
@@ -133,9 +162,11 @@ fn begin(
 ) -> Result<(), Problem> {
     let mut request = generation.request.clone();
     request.params.seed = request.params.seed.wrapping_add(choice as u64);
-    let constraint = generation.grammar.as_ref().map(|grammar| {
+    let mask = generation.grammar.as_ref().map(|grammar| grammar.start());
+    let thinking = generation.thinking.clone();
+    let constraint = (mask.is_some() || thinking.is_some()).then(|| {
         let constraint: Box<dyn Constraint> =
-            Box::new(Constrained { mask: grammar.start(), fault: fault.clone() });
+            Box::new(Constrained { mask, thinking, fault: fault.clone() });
         constraint
     });
     Ok(session.start_within(&generation.prompt, &request, constraint)?)
@@ -170,21 +201,38 @@ impl Answering {
     async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
         let mut failure = self.host.failure();
         let mut is_first = true;
+        let mut lines = self.generation.lines.map(Lines::within);
+        let mut cut = false;
+        let (mut look, mut told) = (tokio::time::interval(LOOK), None);
+        let began = Instant::now();
         loop {
             let piece = tokio::select! {
                 biased;
                 () = self.tell.closed() => return None,
                 piece = poll_fn(|cx| session.poll_piece(cx)) => piece,
                 why = failed(&mut failure) => return Some(Err(Problem::fault(why))),
+                _ = look.tick(), if is_first && choice == 0 => {
+                    self.tell_progress(session, &mut told, began)?;
+                    continue;
+                }
             };
             match piece {
-                Ok(Some(piece)) => {
+                // What follows the end of a line that ended the answer.
+                Ok(Some(_)) if cut => {}
+                Ok(Some(mut piece)) => {
                     self.host.count_generated();
-                    if std::mem::take(&mut is_first)
-                        && choice == 0
-                        && let Err(problem) = self.start_others(session)
+                    if let Some(end) =
+                        lines.as_mut().and_then(|l| l.end_in(&piece.text, Instant::now()))
                     {
-                        return Some(Err(problem));
+                        piece.text.truncate(end);
+                        session.canceller().cancel();
+                        cut = true;
+                    }
+                    if std::mem::take(&mut is_first) && choice == 0 {
+                        self.tell_progress(session, &mut told, began)?;
+                        if let Err(problem) = self.start_others(session) {
+                            return Some(Err(problem));
+                        }
                     }
                     self.tell.send(Progress::Token(choice, piece)).ok()?;
                 }
@@ -192,6 +240,25 @@ impl Answering {
                 Err(e) => return Some(Err(e.into())),
             }
         }
+    }
+
+    /// Passes on how far the prompt is read, if that is new; `None` when the client is gone.
+    fn tell_progress(
+        &self,
+        session: &Session,
+        told: &mut Option<PromptProgress>,
+        began: Instant,
+    ) -> Option<()> {
+        let Some(now) = session.progress().filter(|now| Some(*now) != *told) else {
+            return Some(());
+        };
+        let first = PromptProgress { done: now.cached, ..now };
+        for news in told.is_none().then_some(first).into_iter().chain((now != first).then_some(now))
+        {
+            self.tell.send(Progress::Prompt(news, began.elapsed())).ok()?;
+        }
+        *told = Some(now);
+        Some(())
     }
 
     fn start_others(&self, first: &Session) -> Result<(), Problem> {
@@ -212,7 +279,10 @@ impl Answering {
             rest.push_str(text);
             troika::Control::Continue
         }))?;
-        self.host.count_prefilled(output.stats.computed_tokens);
+        if output.finish == Finish::Cancelled {
+            // It follows the end of a line that ended the answer.
+            rest.clear();
+        }
         if let Some(why) = self.fault.get() {
             let why = format!("the answer could not follow its grammar to the end: {why}");
             return Err(Problem::bad(why));
@@ -240,7 +310,8 @@ pub async fn prompt_logprobs(
     top: usize,
 ) -> Result<Vec<Logprobs>, Problem> {
     let next = prompt.get(1..).unwrap_or_default().to_vec();
-    read(turn, prompt, WantedLogits::All, Vec::new(), move |known, position, row| {
+    let prompts = [prompt.to_vec()];
+    read(turn, prompts.into(), WantedLogits::All, Vec::new(), move |known, _, position, row| {
         if let Some(&next) = next.get(position) {
             known.push(Logprobs::of(row, next, top));
         }
@@ -248,69 +319,85 @@ pub async fn prompt_logprobs(
     .await
 }
 
-/// The mean of the last states of a text's tokens, of length one.
+/// The embeddings of texts that are read together, as the model pools them.
 ///
 /// # Errors
 /// Those of [`read`].
-pub async fn embedding(turn: Turn, tokens: &[u32]) -> Result<Vec<f32>, Problem> {
-    let add = |sum: &mut Vec<f64>, _, row: &[f32]| {
+pub async fn embeddings(
+    turn: Turn,
+    texts: Vec<Vec<u32>>,
+    pooling: Pooling,
+) -> Result<Vec<Vec<f64>>, Problem> {
+    let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
+    let add = move |sums: &mut Vec<Vec<f64>>, text: usize, position: usize, row: &[f32]| {
+        let (sum, last) = (&mut sums[text], lengths[text] - 1);
+        let part = match pooling {
+            Pooling::Mean => 1.0 / lengths[text] as f64,
+            Pooling::Cls if position == 0 => 1.0,
+            Pooling::Last if position == last => 1.0,
+            _ => return,
+        };
         sum.resize(row.len(), 0.0);
-        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
+        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x) * part);
     };
-    let sum = read(&turn, tokens, WantedLogits::States, Vec::new(), add).await?;
-    let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
-    if !length.is_finite() || length == 0.0 {
-        return Err(Problem::fault("the embedding is not finite; are the weights damaged?"));
-    }
-    Ok(sum.iter().map(|x| (x / length) as f32).collect())
+    let none = vec![Vec::new(); texts.len()];
+    read(&turn, texts, WantedLogits::States, none, add).await
 }
 
-/// Ends the reading of a text within a step, when nobody waits for it any longer.
+/// Ends the reading of texts within a step, when nobody waits for it any longer.
 struct EndsWhenDropped {
-    session: SessionCanceller,
+    sessions: Vec<SessionCanceller>,
     ended: Arc<AtomicBool>,
 }
 
 impl Drop for EndsWhenDropped {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        self.session.cancel();
+        self.sessions.iter().for_each(SessionCanceller::cancel);
     }
 }
 
-/// Computes a text when it is the client's turn, and adds to `sum` the row that is wanted for each
-/// token, with its position.
+/// Computes texts together when it is the client's turn, and adds to `sum` the row that is wanted for
+/// each token, with its text and position.
 ///
 /// # Errors
-/// The text is too long, the queue is full, the request's time is over, or the engine fails.
+/// A text is too long, the queue is full, the request's time is over, or the engine fails.
 async fn read<T: Send + 'static>(
     turn: &Turn,
-    tokens: &[u32],
+    texts: Vec<Vec<u32>>,
     wanted: WantedLogits,
     mut sum: T,
-    add: impl Fn(&mut T, usize, &[f32]) + Send + 'static,
+    add: impl Fn(&mut T, usize, usize, &[f32]) + Send + 'static,
 ) -> Result<T, Problem> {
     let model = &turn.host.model;
     let context = model.context();
-    if tokens.len() > context {
-        let (prompt, model) = (tokens.len(), model.spec().context);
+    if let Some(long) = texts.iter().find(|text| text.len() > context) {
+        let (prompt, model) = (long.len(), model.spec().context);
         return Err(troika::Error::PromptTooLong { prompt, context, model }.into());
     }
-    Record::current().note(|told| told.prompt += tokens.len());
+    Record::current().note(|told| told.prompt += texts.iter().map(Vec::len).sum::<usize>());
     let permit = turn.enter(&turn.server.queue, 1).await?;
-    let options = SessionOptions { fresh: true, priority: turn.priority() };
-    let mut session = model.session_with(options)?;
+    let options = SessionOptions { fresh: true, ..turn.session_options() };
+    let open = |_: &Vec<u32>| model.session_with(options);
+    let mut sessions = texts.iter().map(open).collect::<Result<Vec<Session>, _>>()?;
     let ended: Arc<AtomicBool> = Arc::default();
-    let guard = EndsWhenDropped { session: session.canceller(), ended: ended.clone() };
-    let (host, tokens) = (turn.host.clone(), tokens.to_vec());
+    let cancellers = sessions.iter().map(Session::canceller).collect();
+    let guard = EndsWhenDropped { sessions: cancellers, ended: ended.clone() };
+    let at_once = if wanted == WantedLogits::States { STATES_AT_ONCE } else { READ_AT_ONCE };
     let work = apart(move || {
         let _permit = permit;
-        for part in tokens.chunks(READ_AT_ONCE) {
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+        for from in (0..longest).step_by(at_once) {
             if ended.load(Ordering::Relaxed) {
                 return Err(troika::Error::Cancelled.into());
             }
-            session.feed(part, wanted, &mut |at, row| add(&mut sum, at, row))?;
-            host.count_prefilled(part.len());
+            let part = |text: &'_ Vec<u32>| from..text.len().min(from + at_once);
+            let going_on = |(_, (_, text)): &(usize, (&mut Session, &Vec<u32>))| text.len() > from;
+            let all = sessions.iter_mut().zip(&texts).enumerate().filter(going_on);
+            let (places, mut fed): (Vec<usize>, Vec<_>) =
+                all.map(|(i, (session, text))| (i, (session, &text[part(text)]))).unzip();
+            let mut on_row = |i: usize, at, row: &mut [f32]| add(&mut sum, places[i], at, row);
+            Session::feed_all(&mut fed, wanted, &mut on_row)?;
         }
         Ok(sum)
     });

@@ -16,6 +16,7 @@ mod ids;
 mod json_request;
 mod known;
 mod limits;
+mod line_limit;
 mod metrics;
 mod models;
 mod open_model;
@@ -28,6 +29,7 @@ mod sampling;
 mod serve;
 mod state;
 mod stream;
+mod thinking;
 mod turn;
 mod unpack;
 

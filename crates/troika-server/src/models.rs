@@ -67,12 +67,12 @@ impl OfferedModel {
         }
     }
 
-    /// Closes it if nobody has used it for so long. Returns the model, to be dropped elsewhere,
+    /// Closes it if nobody uses it. Returns the model, to be dropped elsewhere,
     /// since that waits for its thread.
-    fn close(&self, idle_for: Duration) -> Option<Arc<OpenModel>> {
+    fn close(&self) -> Option<Arc<OpenModel>> {
         let mut state = self.state();
         let ModelState::Open(host) = &*state else { return None };
-        host.idle().filter(|idle| *idle >= idle_for)?;
+        host.idle()?;
         match std::mem::take(&mut *state) {
             ModelState::Open(host) => Some(host),
             _ => None,
@@ -281,7 +281,7 @@ impl Models {
                 let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, message);
                 return Err(Problem { retry_after, ..problem });
             };
-            self.close(other, Duration::ZERO).await;
+            self.close(other).await;
         }
     }
 
@@ -294,25 +294,29 @@ impl Models {
         }
     }
 
-    async fn close(&self, model: &OfferedModel, idle_for: Duration) {
-        let Some(host) = model.close(idle_for) else { return };
+    async fn close(&self, model: &OfferedModel) {
+        let Some(host) = model.close() else { return };
         self.metrics.closed(&host.name);
         (self.note)(&format!("closed {}: nobody uses it", host.name));
         // It waits for the model's thread.
         let _ = tokio::task::spawn_blocking(move || drop(host)).await;
     }
 
-    /// Closes the models that nobody has used for so long.
-    pub async fn close_idle(&self, idle_for: Duration) {
+    /// Closes the models that nobody has used for so long, or for as long as a client has said.
+    pub async fn close_idle(&self, keep_alive: Option<Duration>) {
         for model in &self.offered {
-            self.close(model, idle_for).await;
+            let ModelState::Open(host) = model.state().clone() else { continue };
+            if host.left(keep_alive) == Some(Duration::ZERO) {
+                drop(host);
+                self.close(model).await;
+            }
         }
     }
 
     /// Closes a model now, if nobody uses it.
     pub async fn unload(&self, name: &str) {
         if let Some(model) = self.find(name) {
-            self.close(model, Duration::ZERO).await;
+            self.close(model).await;
         }
     }
 

@@ -16,7 +16,7 @@ use crate::grammar::{Constrain, Grammar, KeptGrammars, Vocabulary};
 use crate::metrics::{Metrics, OfModel};
 use crate::options::ModelOffer;
 use crate::problem::Problem;
-use troika::model::answer::Format;
+use troika::model::answer::{CallFormat, Format};
 
 /// How long the thread sleeps at most before it looks whether it shall end.
 const NAP: Duration = Duration::from_millis(50);
@@ -62,7 +62,6 @@ struct Shared {
     figures: Mutex<Figures>,
     recent: Mutex<Recent>,
     watchers: AtomicUsize,
-    prefilled: AtomicU64,
     generated: AtomicU64,
 }
 
@@ -84,6 +83,8 @@ pub struct OpenModel {
     pub clock_began: Duration,
     /// Grammars that were compiled for it.
     pub grammars: KeptGrammars,
+    /// How long it stays open when nobody uses it, if a client has said so; `None`: for ever.
+    kept: Mutex<Option<Option<Duration>>>,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     shared: Arc<Shared>,
     failed: watch::Receiver<Option<String>>,
@@ -214,6 +215,7 @@ impl OpenModel {
             model,
             clock_began,
             grammars: KeptGrammars::default(),
+            kept: Mutex::default(),
             vocabulary: OnceLock::new(),
             shared,
             failed,
@@ -250,11 +252,6 @@ impl OpenModel {
         lock(&self.shared.figures).clone()
     }
 
-    /// Counts tokens of a prompt that were computed.
-    pub fn count_prefilled(&self, tokens: usize) {
-        self.shared.prefilled.fetch_add(tokens as u64, Ordering::Relaxed);
-    }
-
     /// Counts a generated token.
     pub fn count_generated(&self) {
         self.shared.generated.fetch_add(1, Ordering::Relaxed);
@@ -279,6 +276,24 @@ impl OpenModel {
     /// Why its engine failed, if it has.
     pub fn failed(&self) -> Option<String> {
         self.failed.borrow().clone()
+    }
+
+    /// Whether its template has thoughts.
+    pub fn thinks(&self) -> bool {
+        let of = |format: &Format| format.thoughts.is_some() || format.calls == CallFormat::Harmony;
+        of(&self.format) || of(&self.plain_format)
+    }
+
+    /// Keeps it open for so long from now on when nobody uses it; `None`: for ever.
+    pub fn keep(&self, time: Option<Duration>) {
+        *lock(&self.kept) = Some(time);
+    }
+
+    /// How long it stays open yet if nobody uses it; `None`: for ever. `or` holds where no client
+    /// has said how long.
+    pub fn left(&self, or: Option<Duration>) -> Option<Duration> {
+        let kept = lock(&self.kept).unwrap_or(or)?;
+        Some(kept.saturating_sub(self.idle().unwrap_or_default()))
     }
 
     /// How long nobody has used it; `None` while somebody does.
@@ -381,14 +396,13 @@ impl EngineThread {
         // Between steps the engine is free: nobody else steps it for long.
         let Ok(engine) = self.model.engine() else { return };
         let (memory, sequences) = (engine.memory(), engine.handle().open_sequences());
+        let read = engine.read_tokens();
         drop(engine);
         let seconds = std::mem::replace(&mut self.made, Instant::now()).elapsed().as_secs_f64();
         let rate = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-        let counted = (
-            self.shared.prefilled.load(Ordering::Relaxed),
-            self.shared.generated.load(Ordering::Relaxed),
-        );
+        let counted = (read, self.shared.generated.load(Ordering::Relaxed));
         let before = std::mem::replace(&mut self.counted, counted);
+        self.metrics.read(&self.name, counted.0 - before.0);
         let share = |time: &Duration| (time.as_secs_f64() / seconds.max(1e-9)).min(1.0);
         let hits = self.model.expert_stats().filter(|s| s.chosen > 0);
         let busy = std::mem::take(&mut self.busy);

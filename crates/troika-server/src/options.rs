@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika::model::chat::HelperCommand;
-use troika::{OpenOptions, Source};
+use troika::{OpenOptions, Pooling, Source};
 
 /// A model on offer.
 #[derive(Clone, Debug)]
@@ -45,6 +45,8 @@ pub struct ServerOptions {
     pub models: Vec<ModelOffer>,
     /// Answers that are computed at once.
     pub parallel: usize,
+    /// How embeddings are pooled; `None`: as the model says.
+    pub pooling: Option<Pooling>,
     /// Requests that may wait.
     pub queue: usize,
     /// The highest priority with which a client comes before others.

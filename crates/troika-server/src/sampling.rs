@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use troika::Model;
-use troika::engine::sample::SampleParams;
+use troika::engine::sample::{Chain, SampleParams, Step};
 
 use crate::fields::Fields;
 use crate::ids;
@@ -37,15 +37,31 @@ pub fn params(fields: &Fields<'_>, model: &Model) -> Result<SampleParams, Proble
         presence_penalty: float("presence_penalty", base.presence_penalty)?,
         frequency_penalty: float("frequency_penalty", base.frequency_penalty)?,
         logit_bias: biases(fields, model)?,
+        chain: chain(fields, base.chain)?,
         seed: seed(fields.get("seed")?),
     };
-    for (name, none) in [("typical_p", 1.0), ("mirostat", 0.0), ("xtc_probability", 0.0)] {
-        if fields.get::<f64>(name)?.is_some_and(|given| given != none) {
-            return Err(Problem::field(name, format!("{name} cannot be honoured; leave it out")));
-        }
-    }
     params.check().map_err(|e| Problem::field(e.name, e.to_string()))?;
     Ok(params)
+}
+
+/// The order of samplers and those that are off by default, with llama.cpp's names.
+fn chain(fields: &Fields<'_>, mut chain: Chain) -> Result<Chain, Problem> {
+    for (name, number) in chain.numbers_mut() {
+        *number = fields.get(name)?.unwrap_or(*number);
+    }
+    if fields.value("dry_sequence_breakers").is_some() {
+        chain.dry_sequence_breakers = fields.texts("dry_sequence_breakers")?;
+    }
+    let names: Option<Vec<String>> = match fields.value("samplers") {
+        Some(Value::String(letters)) => Some(letters.chars().map(String::from).collect()),
+        _ => fields.get("samplers")?,
+    };
+    if let Some(names) = names {
+        let order = Step::order(names.iter().map(String::as_str));
+        let wrong = |why| Problem::field("samplers", format!("samplers {why}"));
+        chain.samplers = order.map_err(wrong)?;
+    }
+    Ok(chain)
 }
 
 /// A given seed; without one, or with a negative one, another one each time.

@@ -111,10 +111,9 @@ async fn run(
     let mut is_opened = false;
     let tidying = server.clone();
     tokio::spawn(async move {
-        let Some(keep_alive) = tidying.options.keep_alive else { return };
         loop {
             tokio::time::sleep(TIDY_EVERY).await;
-            tidying.models.close_idle(keep_alive).await;
+            tidying.models.close_idle(tidying.options.keep_alive).await;
         }
     });
     let routes = Router::new()

@@ -7,12 +7,14 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::chat::{ChatEvent, ChatStream, Usage};
 use crate::json_request;
 use crate::problem::Problem;
 
-/// After so long without news something is sent.
+/// After so long without anything to send something is sent, so that nobody in between takes the
+/// connection for dead.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Writes the news of answers in a client's form.
@@ -95,14 +97,12 @@ async fn next<W: EventWriter>(
     mut writer: W,
     out: &mut String,
 ) -> Remaining<W> {
+    let silent_until = Instant::now() + SILENCE;
     // An empty chunk would end the response.
     while out.is_empty() {
-        let mut news = match tokio::time::timeout(SILENCE, stream.next()).await {
-            Ok(news) => news,
-            Err(_) => {
-                writer.waiting(out);
-                return Remaining::News(stream, writer);
-            }
+        let Ok(mut news) = tokio::time::timeout_at(silent_until, stream.next()).await else {
+            writer.waiting(out);
+            break;
         };
         loop {
             match news {

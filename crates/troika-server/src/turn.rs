@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use tokio::time::Instant;
+use troika::SessionOptions;
 
 use crate::grammar::{Constrain, Grammar};
 use crate::ids;
@@ -49,9 +50,10 @@ impl Turn {
         Turn { further: self.further || index > 0, ..self.clone() }
     }
 
-    /// The priority of its sequences in the engine, which all clients share.
-    pub fn priority(&self) -> i32 {
-        self.client.priority.min(self.server.most_urgent)
+    /// What its sessions are in the engine, which all clients share.
+    pub fn session_options(&self) -> SessionOptions {
+        let priority = self.client.priority.min(self.server.most_urgent);
+        SessionOptions { priority, client: self.client.id, fresh: false }
     }
 
     /// Waits for work until the request's time is over.

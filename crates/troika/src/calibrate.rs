@@ -54,7 +54,8 @@ pub fn calibrate(
             if !progress(pass * windows.len() + i, 2 * windows.len()) {
                 return Ok(None);
             }
-            let mut session = model.session_with(SessionOptions { fresh: true, priority: 0 })?;
+            let mut session =
+                model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
             session.feed(window, WantedLogits::None, &mut |_, _| {})?;
             if pass == 0 {
                 seen.log.end_sequence(window.len());

@@ -6,7 +6,7 @@ use serde_json::Value;
 use troika_engine::sample::SampleParams;
 use troika_model::files::{parse_json, read_small};
 use troika_model::spec::{GgufMeta, GgufValue};
-use troika_model::tokenizer::Tokenizer;
+use troika_model::tokenizer::{FimTokens, Tokenizer};
 use troika_weights::FileSource;
 
 /// Recommended sampling and stop tokens. Absent fields are `None` or empty.
@@ -58,11 +58,12 @@ impl GenerationDefaults {
         }
     }
 
-    /// Adds the tokenizer's end of text and, for files without a `generation_config.json`, tokens
-    /// with the usual names of turn ends.
+    /// Adds the tokenizer's end of text, its tokens around texts to be filled in and, for files
+    /// without a `generation_config.json`, tokens with the usual names of turn ends.
     pub(crate) fn add_from_tokenizer(&mut self, tokenizer: &Tokenizer, by_name: bool) {
         let named = TURN_ENDS.iter().filter(|_| by_name).filter_map(|t| tokenizer.id(t));
-        for id in named.chain(tokenizer.eos()) {
+        let fim = tokenizer.fim().into_iter().flat_map(FimTokens::all);
+        for id in named.chain(tokenizer.eos()).chain(fim) {
             if !self.stop_tokens.contains(&id) {
                 self.stop_tokens.push(id);
             }

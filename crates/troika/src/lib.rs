@@ -66,6 +66,7 @@ mod open;
 mod options;
 mod perplexity;
 mod planning;
+mod pooling;
 mod profile_file;
 mod prompt;
 mod routing;
@@ -101,8 +102,9 @@ pub use open::Model;
 pub use options::{NpuNumbers, OpenOptions, PlanSource, PredictorOptions, SolveOptions};
 pub use perplexity::{Perplexity, Scored};
 pub use planning::{Planned, make_plan};
+pub use pooling::{Embeddings, Pooling};
 pub use profile_file::{ProfileAt, subject_of};
-pub use prompt::{Conversation, date_of_day, today};
+pub use prompt::Conversation;
 pub use routing::{
     PredictedRecall, PredictorTraining, PruneBy, Pruning, RecordedRouting, predictor_recall,
     pruned_perplexity, record_routing, router_weights, train_predictor,

@@ -23,6 +23,7 @@ use crate::loss::{CpuInstead, CurrentPlan};
 use crate::memory::{limit_experts, read_ahead, trace_waits};
 use crate::options::OpenOptions;
 use crate::planning::Planned;
+use crate::pooling::Embeddings;
 use crate::source::Source;
 use crate::text::ModelText;
 use crate::turn::turn;
@@ -307,6 +308,14 @@ impl Model {
     /// The recommendations of the model's authors.
     pub fn defaults(&self) -> &GenerationDefaults {
         &self.opened.text.defaults
+    }
+
+    /// How embeddings are made, or a sentence on why they cannot be.
+    ///
+    /// # Errors
+    /// The model's authors make them in a way that is not computed.
+    pub fn embeddings(&self) -> Result<Embeddings, String> {
+        self.opened.text.embeddings.clone().unwrap_or(Ok(Embeddings::default()))
     }
 
     /// Warnings for the user, one sentence each.

@@ -103,7 +103,8 @@ impl Model {
             Scored::SecondHalf => tokens.len() / 2,
             Scored::All => 0,
         };
-        let mut session = self.session_with(SessionOptions { fresh: true, priority: 0 })?;
+        let mut session =
+            self.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
         let mut bad = None;
         // There is no token after the last one to predict.
         let (before, after) = tokens[..tokens.len() - 1].split_at(first);

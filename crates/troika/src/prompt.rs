@@ -1,9 +1,9 @@
 //! Prompts: texts and conversations as token ids.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Map, Value};
-use troika_model::chat::{ChatInput, ChatPrompt, join_messages};
+use troika_model::chat::{ChatInput, ChatPrompt, LocalTime, join_messages};
 use troika_model::tokenizer::Tokenizer;
 
 use crate::error::Error;
@@ -18,8 +18,8 @@ pub struct Conversation {
     pub tools: Option<Value>,
     /// Other variables of the template (`enable_thinking`, ...).
     pub extra: Map<String, Value>,
-    /// The date for templates that print one.
-    pub today: Option<(i32, u32, u32)>,
+    /// The time for templates that print one.
+    pub now: Option<LocalTime>,
     /// Reads control tokens in messages as such. Otherwise they are plain text there, except in the
     /// assistant's messages.
     pub parse_special: bool,
@@ -28,37 +28,17 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Messages that wait for the assistant's answer, without tools or a date.
+    /// Messages that wait for the assistant's answer, without tools or a time.
     pub fn new(messages: Vec<Value>) -> Conversation {
         Conversation {
             messages,
             tools: None,
             extra: Map::new(),
-            today: None,
+            now: None,
             parse_special: false,
             add_generation_prompt: true,
         }
     }
-}
-
-/// Today's date (UTC) as year, month and day, for [`Conversation::today`].
-pub fn today() -> Option<(i32, u32, u32)> {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
-    Some(date_of_day(i64::try_from(seconds / 86_400).ok()?))
-}
-
-/// Days since 1970 as year, month, day (Hinnant, "chrono-compatible low-level date algorithms").
-pub fn date_of_day(days: i64) -> (i32, u32, u32) {
-    let z = days + 719_468;
-    let era = z.div_euclid(146_097);
-    let doe = z.rem_euclid(146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let day = (doy - (153 * mp + 2) / 5 + 1) as u32;
-    let month = (if mp < 10 { mp + 3 } else { mp - 9 }) as u32;
-    let year = yoe + era * 400 + i64::from(month <= 2);
-    (year as i32, month, day)
 }
 
 impl Model {
@@ -79,10 +59,16 @@ impl Model {
     pub fn check_text(&self, bytes: usize) -> Result<(), Error> {
         let Some(tokenizer) = &self.opened.text.tokenizer else { return Ok(()) };
         let (context, longest) = (self.opened.context, tokenizer.longest_token());
-        match bytes > context.saturating_mul(longest) {
+        match bytes > self.longest_text() {
             true => Err(Error::TextTooLong { bytes, context, longest }),
             false => Ok(()),
         }
+    }
+
+    /// Bytes of the longest text that could fit the context.
+    pub fn longest_text(&self) -> usize {
+        let longest = self.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
+        self.opened.context.saturating_mul(longest)
     }
 
     /// Converts text to ids. Also returns the time it took.
@@ -114,13 +100,16 @@ impl Model {
             return Ok(join_messages(&conversation.messages, &control)?);
         };
         let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id)).unwrap_or_default();
+        let special = [
+            ("bos_token", token(tokenizer.and_then(Tokenizer::bos))),
+            ("eos_token", token(tokenizer.and_then(Tokenizer::eos))),
+        ];
         let input = ChatInput {
             messages: conversation.messages.clone(),
             add_generation_prompt: conversation.add_generation_prompt,
             tools: conversation.tools.clone(),
-            bos_token: token(tokenizer.and_then(Tokenizer::bos)),
-            eos_token: token(tokenizer.and_then(Tokenizer::eos)),
-            today: conversation.today,
+            special: special.map(|(name, text)| (name.into(), text.into())).into_iter().collect(),
+            now: conversation.now,
             extra: conversation.extra.clone(),
             control,
         };
@@ -150,18 +139,5 @@ impl Model {
         }
         self.opened.record("tokenize", start);
         Ok((ids, self.opened.clock.now() - start))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::date_of_day;
-
-    #[test]
-    fn dates() {
-        assert_eq!(date_of_day(0), (1970, 1, 1));
-        assert_eq!(date_of_day(19_782), (2024, 2, 29));
-        assert_eq!(date_of_day(20_778), (2026, 11, 21));
-        assert_eq!(date_of_day(11_016), (2000, 2, 29));
     }
 }

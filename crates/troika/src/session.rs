@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use troika_engine::sample::{Constraint, Logprobs, SampleParams, Sampler};
-use troika_engine::{Admission, EngineHandle, SeqId, SequenceInput, WantedLogits};
+use troika_engine::{Admission, EngineHandle, PromptProgress, SeqId, SequenceInput, WantedLogits};
 use troika_model::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
 use troika_plan::Phase;
 
@@ -105,6 +105,8 @@ pub type OnToken<'a> = &'a mut dyn FnMut(u32, &str) -> Control;
 pub struct SessionOptions {
     /// Sessions of higher priority are computed first; equal ones share the devices.
     pub priority: i32,
+    /// Whose it is: prompts of equal priority take turns by client.
+    pub client: u64,
     /// Computes everything itself: neither uses nor leaves cached pages of sessions with the same
     /// beginning. For measurements.
     pub fresh: bool,
@@ -162,6 +164,7 @@ impl Model {
     pub fn session_with(&self, options: SessionOptions) -> Result<Session, Error> {
         let admission = Admission {
             priority: options.priority,
+            client: options.client,
             shares: !options.fresh,
             ..Admission::default()
         };
@@ -180,6 +183,11 @@ impl Model {
         let driver = &self.opened.driver;
         let mut engine = driver.engine()?;
         Ok(driver.step(&mut engine, None)?)
+    }
+
+    /// The prompts that are being read, of all sessions.
+    pub fn prompts(&self) -> Vec<PromptProgress> {
+        self.opened.driver.handle.prompts()
     }
 
     /// Sleeps until a session has something to compute, or for `most`. Returns whether one has. A
@@ -268,6 +276,9 @@ impl Session {
         self.text = None;
         let opened = &self.opened;
         let mut sampler = Sampler::new(request.params.clone());
+        if let Some(tokenizer) = opened.text.tokenizer.clone() {
+            sampler.spell(Box::new(move |id| tokenizer.token_bytes(id).unwrap_or_default()));
+        }
         prompt.iter().for_each(|&t| sampler.accept(t));
         if let Some(constraint) = constraint {
             sampler.constrain(constraint);
@@ -327,6 +338,16 @@ impl Session {
         match take(&self.state) {
             Some(taken) => Poll::Ready(self.take_piece(taken)),
             None => Poll::Pending,
+        }
+    }
+
+    /// How far the prompt of the generation is read; `None` before that begins.
+    pub fn progress(&self) -> Option<PromptProgress> {
+        let state = lock(&self.state);
+        let (total, cached) = (self.text.as_ref()?.output.stats.prompt_tokens, state.cached);
+        match state.generating.as_ref()?.times.first {
+            Some(_) => Some(PromptProgress { total, cached, done: total }),
+            None => self.opened.driver.handle.reads(self.seq),
         }
     }
 
@@ -407,6 +428,37 @@ impl Session {
         logits: WantedLogits,
         on_logits: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<(), Error> {
+        let norm = self.begin_feed(phase, tokens, logits)?;
+        self.end_feed(norm.as_ref(), on_logits)
+    }
+
+    /// Like [`Session::feed`], for several sessions of a model, which are computed together. Logits
+    /// come with the session's place in the list.
+    ///
+    /// # Errors
+    /// Those of [`Session::feed`], of the first session that has one.
+    pub fn feed_all(
+        fed: &mut [(&mut Session, &[u32])],
+        logits: WantedLogits,
+        on_logits: &mut dyn FnMut(usize, usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        let begin = |(session, tokens): &mut (&mut Session, &[u32])| {
+            session.begin_feed(Phase::Prefill, tokens, logits)
+        };
+        let norms = fed.iter_mut().map(begin).collect::<Result<Vec<_>, _>>()?;
+        for (place, ((session, _), norm)) in fed.iter_mut().zip(&norms).enumerate() {
+            session.end_feed(norm.as_ref(), &mut |at, row| on_logits(place, at, row))?;
+        }
+        Ok(())
+    }
+
+    /// Hands tokens to the engine. Returns the norm of the states, if these are wanted.
+    fn begin_feed(
+        &mut self,
+        phase: Phase,
+        tokens: &[u32],
+        logits: WantedLogits,
+    ) -> Result<Option<FinalNorm>, Error> {
         self.opened.driver.check_free()?;
         self.settle()?;
         self.text = None;
@@ -418,6 +470,16 @@ impl Session {
             _ => None,
         };
         driver.handle.feed(&SequenceInput { seq: self.seq, tokens, logits, phase })?;
+        Ok(norm)
+    }
+
+    /// Waits until the engine is through with them.
+    fn end_feed(
+        &mut self,
+        norm: Option<&FinalNorm>,
+        on_logits: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), Error> {
+        let driver = &self.opened.driver;
         let state = self.state.clone();
         // Logits are passed on in the middle of a step: a panic must wait for its end.
         let mut panicked = None;

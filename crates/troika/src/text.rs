@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use troika_model::chat::{ChatTemplate, HelperCommand};
-use troika_model::spec::GgufValue;
 use troika_model::tokenizer::{Tokenizer, TokenizerError};
 use troika_weights::FileSource;
 
 use crate::error::Error;
 use crate::generation::GenerationDefaults;
+use crate::pooling::Embeddings;
 use crate::source::Source;
 
 /// A model's text side, with warnings for the user. Random weights have none.
@@ -17,6 +17,8 @@ pub(crate) struct ModelText {
     pub tokenizer: Option<Arc<Tokenizer>>,
     pub template: Option<ChatTemplate>,
     pub defaults: GenerationDefaults,
+    /// How embeddings are made, if there are files, or why they cannot be.
+    pub embeddings: Option<Result<Embeddings, String>>,
     pub warnings: Vec<String>,
 }
 
@@ -52,10 +54,7 @@ impl ModelText {
         let mut warnings = Vec::new();
         let template = match source {
             FileSource::HuggingFace { dir, .. } => ChatTemplate::from_hf_dir(dir),
-            FileSource::Gguf { meta, .. } => {
-                let source = meta.get("tokenizer.chat_template").and_then(GgufValue::as_str);
-                source.map(ChatTemplate::new).transpose()
-            }
+            FileSource::Gguf { meta, .. } => ChatTemplate::from_gguf(meta),
         };
         let (tokenizer, warning) = tokenizer_in(source)
             .unwrap_or_else(|e| (None, Some(format!("{e}; only token ids can be used"))));
@@ -75,6 +74,7 @@ impl ModelText {
             let by_name = matches!(source, FileSource::Gguf { .. });
             defaults.add_from_tokenizer(tokenizer, by_name);
         }
-        ModelText { tokenizer: tokenizer.map(Arc::new), template, defaults, warnings }
+        let (tokenizer, embeddings) = (tokenizer.map(Arc::new), Some(Embeddings::read(source)));
+        ModelText { tokenizer, template, defaults, embeddings, warnings }
     }
 }

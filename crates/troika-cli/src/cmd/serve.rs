@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika::trace::Tracer;
-use troika::{OpenOptions, Source};
+use troika::{OpenOptions, Pooling, Source};
 use troika_server::{Ended, ModelOffer, ServerOptions, serve};
 
 use super::run::open_options;
@@ -34,6 +34,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         origins: args.origins.clone(),
         models: offers(args, &options)?,
         parallel: args.parallel,
+        pooling: Pooling::ALL.into_iter().find(|p| args.pooling.as_deref() == Some(p.name())),
         queue: args.queue,
         most_urgent: args.max_priority,
         body_bytes: usize::try_from(mib(args.max_body)).unwrap_or(usize::MAX),

@@ -87,6 +87,7 @@ impl SamplingArgs {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.biases()?,
+            chain: base.chain,
             seed: u64::try_from(self.seed).unwrap_or_else(|_| fresh_seed()),
         };
         let flag = |name: &str| match name {

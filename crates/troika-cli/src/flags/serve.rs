@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use troika::Pooling;
 
 use super::keys::KeyArgs;
 use super::open::OpenArgs;
@@ -58,6 +59,10 @@ pub struct ServeArgs {
     #[arg(long, visible_alias = "np", value_name = "N", default_value_t = 16)]
     #[arg(value_parser = sequence_count(), env = "TROIKA_PARALLEL")]
     pub parallel: usize,
+    /// Which states are an embedding [default: as the model's files say, or the mean]
+    #[arg(long, value_name = "P", value_parser = Pooling::ALL.map(Pooling::name))]
+    #[arg(env = "TROIKA_POOLING")]
+    pub pooling: Option<String>,
     /// Requests that may wait; others are told when to come back
     #[arg(long, value_name = "N", default_value_t = 1024, env = "TROIKA_QUEUE")]
     pub queue: usize,

@@ -1,9 +1,11 @@
 //! Sampling: from logits to a token. Deterministic for a seed.
 //!
-//! The chain is llama.cpp's default order: logit bias, penalties, top-k, top-p, min-p,
-//! temperature, draw.
+//! The usual chain is llama.cpp's default order: logit bias, penalties, top-k, top-p, min-p,
+//! temperature, draw. Other samplers and orders are in `chain`.
 
 mod candidate;
+mod chain;
+mod dry;
 mod filter;
 mod logprobs;
 mod penalty;
@@ -13,6 +15,9 @@ use std::collections::BTreeMap;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use chain::Chained;
+pub use chain::{Chain, Step};
+pub use dry::Spelling;
 use filter::Distribution;
 pub use logprobs::Logprobs;
 
@@ -38,6 +43,8 @@ pub struct SampleParams {
     /// Added to the logits of given tokens. Infinity acts like the largest number: such a token is
     /// always taken, or only if nothing else is possible.
     pub logit_bias: BTreeMap<u32, f32>,
+    /// Samplers that are off by default, and the order of all.
+    pub chain: Chain,
     /// Seed of the draw.
     pub seed: u64,
 }
@@ -55,6 +62,7 @@ impl Default for SampleParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: BTreeMap::new(),
+            chain: Chain::default(),
             seed: 0,
         }
     }
@@ -109,15 +117,32 @@ impl SampleParams {
         let non_negative = "a finite number of 0 or more";
         let unit = "between 0 and 1";
         let finite = "a finite number";
+        let within = |x: f32| (0.0..=1.0).contains(&x);
+        let c = &self.chain;
+        let breakers = c.dry_sequence_breakers.len();
+        let longest = c.dry_sequence_breakers.iter().map(String::len).max().unwrap_or(0);
         let rules = [
             ("temperature", self.temperature, self.temperature >= 0.0, non_negative),
-            ("top_p", self.top_p, (0.0..=1.0).contains(&self.top_p), unit),
-            ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), unit),
+            ("top_p", self.top_p, within(self.top_p), unit),
+            ("min_p", self.min_p, within(self.min_p), unit),
             ("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "more than 0"),
             ("presence_penalty", self.presence_penalty, true, finite),
             ("frequency_penalty", self.frequency_penalty, true, finite),
+            ("mirostat", c.mirostat, [0.0, 2.0].contains(&c.mirostat), "0 or 2"),
+            ("dry_sequence_breakers", breakers as f32, breakers <= 64, "at most 64 texts"),
+            ("dry_sequence_breakers", longest as f32, longest <= 64, "texts of at most 64 bytes"),
         ];
-        if let Some((name, value, _, must)) = rules.into_iter().find(|r| !r.1.is_finite() || !r.2) {
+        let more = c.bounds().map(|(name, value, (least, most))| {
+            let must = match (least, most) {
+                (0.0, 1.0) => unit,
+                (0.0, _) => non_negative,
+                (1.0, _) => "a finite number of 1 or more",
+                _ => finite,
+            };
+            (name, value, (least..=most).contains(&value), must)
+        });
+        let mut all = rules.into_iter().chain(more);
+        if let Some((name, value, _, must)) = all.find(|r| !r.1.is_finite() || !r.2) {
             return Err(ParamError { name, value, must });
         }
         match self.logit_bias.values().find(|b| b.is_nan()) {
@@ -139,6 +164,8 @@ pub struct Sampler {
     picked: Vec<(u32, f32)>,
     distribution: Distribution,
     constraint: Option<Box<dyn Constraint>>,
+    /// Other samplers than the usual ones, or another order.
+    chain: Option<Box<Chained>>,
 }
 
 impl Sampler {
@@ -147,7 +174,19 @@ impl Sampler {
         let rng = ChaCha8Rng::seed_from_u64(params.seed);
         let (recent, changed, picked) = (Vec::new(), Vec::new(), Vec::new());
         let distribution = Distribution::default();
-        Sampler { params, rng, recent, changed, picked, distribution, constraint: None }
+        let chain = Chained::of(&params);
+        Sampler { params, rng, recent, changed, picked, distribution, constraint: None, chain }
+    }
+
+    /// Says how tokens are spelled, before any is accepted.
+    pub fn spell(&mut self, spelling: Spelling) {
+        if let Some(history) = self.history() {
+            history.spelling = Some(spelling);
+        }
+    }
+
+    fn history(&mut self) -> Option<&mut dry::History> {
+        self.chain.as_mut()?.history.as_mut()
     }
 
     /// Limits the tokens from here on; those accepted so far are not told.
@@ -165,12 +204,17 @@ impl Sampler {
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(token);
         }
-        if self.params.repeat_last_n == 0 {
+        let mut window = self.params.repeat_last_n;
+        if let Some(history) = self.history() {
+            history.accept(token);
+            window = window.max(self.params.chain.window());
+        }
+        if window == 0 {
             return;
         }
         // Keep the list short: twice the window, then cut.
-        if self.recent.len() >= self.params.repeat_last_n.saturating_mul(2) {
-            let cut = self.recent.len() - self.params.repeat_last_n;
+        if self.recent.len() >= window.saturating_mul(2) {
+            let cut = self.recent.len() - window;
             self.recent.drain(..cut);
         }
         self.recent.push(token);
@@ -183,7 +227,7 @@ impl Sampler {
 
     /// How many of the largest logits decide which token is chosen, if not all do.
     pub fn wanted_top_k(&self) -> Option<usize> {
-        let all = self.params.top_k == 0 && self.params.temperature != 0.0;
+        let all = self.params.top_k == 0 && self.params.temperature != 0.0 || self.chain.is_some();
         let k = if self.params.temperature == 0.0 { 1 } else { self.params.top_k };
         (self.is_plain() && self.constraint.is_none() && !all).then_some(k)
     }
@@ -220,8 +264,10 @@ impl Sampler {
         if let Some(bits) = allowed {
             forbid_others(&mut changed, bits);
         }
-        let start = self.recent.len().saturating_sub(self.params.repeat_last_n);
-        penalty::apply(&mut changed, &self.params, &self.recent[start..]);
+        penalty::bias(&mut changed, &self.params);
+        if self.chain.is_none() {
+            penalty::apply(&mut changed, &self.params, &self.recent);
+        }
         let chosen = self.choose(&changed).map_err(|e| {
             let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
             if possible { SampleError::Constrained } else { e }
@@ -233,6 +279,12 @@ impl Sampler {
     /// Chooses one of the logits by its place.
     fn choose(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         let SampleParams { temperature, top_p, min_p, .. } = self.params;
+        // 24 random bits: every value is exact in f32's mantissa.
+        let mut random = || f64::from(self.rng.next_u32() >> 8) / f64::from(1u32 << 24);
+        if let Some(chain) = &mut self.chain {
+            let chosen = chain.choose(logits, &self.params, &self.recent, &mut random);
+            return chosen.ok_or(SampleError::NoFinite);
+        }
         let from = &mut self.distribution;
         let mut kept = from.begin(logits).ok_or(SampleError::NoFinite)?;
         if temperature == 0.0 {
@@ -244,9 +296,7 @@ impl Sampler {
         }
         from.keep_top_p(logits, &mut kept, top_p);
         kept.keep_min_p(min_p);
-        // 24 random bits: every value is exact in f32's mantissa.
-        let draw = (self.rng.next_u32() >> 8) as f64 / f64::from(1u32 << 24);
-        Ok(from.draw(logits, &kept, temperature, draw).id)
+        Ok(from.draw(logits, &kept, temperature, random()).id)
     }
 }
 

@@ -28,6 +28,16 @@ impl<'a> Argument<'a> {
         !types.is_empty() && types.iter().all(|t| *t == "string")
     }
 
+    /// The type of its values. Without a single one, they are taken for objects.
+    pub(super) fn kind(&self) -> &'a str {
+        let types = self.types(self.schema, DEPTH);
+        match types.first() {
+            Some(&"integer") if types.len() == 1 => "number",
+            Some(kind) if types.iter().all(|other| other == kind) => kind,
+            _ => "object",
+        }
+    }
+
     /// The strings that are allowed, if they are listed.
     pub(super) fn choices(&self) -> Option<Vec<&'a str>> {
         let schema = self.resolved(self.schema, DEPTH);

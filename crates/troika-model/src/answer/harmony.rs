@@ -2,6 +2,7 @@
 //! `functions.name` is a call.
 
 use super::call::{Stopped, Text};
+use super::format::ThoughtEnds;
 use super::lark::Lark;
 use super::output::Output;
 use super::tool::ToolSpec;
@@ -13,8 +14,9 @@ const CONSTRAIN: &str = "<|constrain|>";
 const END: &str = "<|end|>";
 const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
+/// What opens a thought.
+pub(super) const THOUGHT: &str = "<|channel|>analysis<|message|>";
 const RECIPIENT: &str = " to=";
-pub(super) const MARKERS: &[&str] = &[START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN];
 
 /// The markers that may follow text.
 const AFTER_TEXT: &[&str] = &[START, CHANNEL, END, CALL, RETURN];
@@ -125,23 +127,51 @@ impl Harmony {
     }
 }
 
-/// A message ends the turn, so that there is one call, whatever is asked for.
-pub(super) fn grammar(lark: &mut Lark<'_>, tools: &[ToolSpec], opened: bool) -> String {
-    let (start, channel) = (lark.marker(START), lark.marker(CHANNEL));
-    let (message, constrain) = (lark.marker(MESSAGE), lark.marker(CONSTRAIN));
+/// How a thought ends. Without tools there is nothing but the answer after it.
+pub(super) fn thought_ends(tools: bool) -> ThoughtEnds {
+    let answer = if tools { String::new() } else { format!("{CHANNEL}final{MESSAGE}") };
+    let closing = format!("{END}{START}assistant{answer}");
+    ThoughtEnds { open: THOUGHT, close: END, closing, anywhere: true }
+}
+
+/// A thought, or none, up to the channel of the answer.
+fn before(lark: &mut Lark<'_>, opened: bool) -> String {
+    let (start, channel, message) =
+        (lark.marker(START), lark.marker(CHANNEL), lark.marker(MESSAGE));
     let analysis = lark.unmarked_until("analysis", END);
     let analysis = format!(r#"{analysis} {start} "assistant""#);
-    let before = if opened {
-        analysis
-    } else {
-        let body = format!(r#"{channel} "analysis" {message} {analysis}"#);
-        let rule = lark.rule("thought", &body);
-        format!("{rule}?")
-    };
-    let call = lark.each(tools, "call", |lark, tool| {
+    if opened {
+        return analysis;
+    }
+    let body = format!(r#"{channel} "analysis" {message} {analysis}"#);
+    let rule = lark.rule("thought", &body);
+    format!("{rule}?")
+}
+
+/// One call: a message ends the turn.
+fn call(lark: &mut Lark<'_>, tools: &[ToolSpec]) -> String {
+    let (channel, message) = (lark.marker(CHANNEL), lark.marker(MESSAGE));
+    let constrain = lark.marker(CONSTRAIN);
+    lark.each(tools, "call", |lark, tool| {
         let to = lark.text(&format!("commentary to=functions.{} ", tool.name));
         let json = lark.arguments(tool);
         format!(r#"{channel} {to} {constrain} "json" {message} {json}"#)
-    });
-    format!("{before} {call}")
+    })
+}
+
+/// A message ends the turn, so that there is one call, whatever is asked for.
+pub(super) fn grammar(lark: &mut Lark<'_>, tools: &[ToolSpec], opened: bool) -> String {
+    format!("{} {}", before(lark, opened), call(lark, tools))
+}
+
+/// The form in the channel of the answer, or a call.
+pub(super) fn form_grammar(lark: &mut Lark<'_>, tools: &[ToolSpec], opened: bool) -> String {
+    let (channel, message) = (lark.marker(CHANNEL), lark.marker(MESSAGE));
+    let constrain = lark.marker(CONSTRAIN);
+    let before = before(lark, opened);
+    let form = format!(r#"{channel} "final" (" "? {constrain} "json")? {message} @form"#);
+    match tools {
+        [] => format!("{before} {form}"),
+        tools => format!("{before} ({form} | {})", call(lark, tools)),
+    }
 }

@@ -53,6 +53,41 @@ impl<'a> Lark<'a> {
         }
     }
 
+    /// Text with markers in it: those that are special tokens are tokens. `№` is a number.
+    pub(super) fn marked(&self, text: &str) -> String {
+        if let Some((before, id, after)) = self.special(text) {
+            return format!("{} <[{id}]> {}", self.marked(before), self.marked(after));
+        }
+        let parts = text.split('№').map(|part| match part {
+            "" => String::new(),
+            part => self.text(part),
+        });
+        parts.collect::<Vec<_>>().join(" /[0-9]+/ ")
+    }
+
+    /// The first special token in a text, with what is around it.
+    fn special<'t>(&self, text: &'t str) -> Option<(&'t str, u32, &'t str)> {
+        for (start, _) in text.match_indices(['<', '[', '｜']) {
+            for (at, last) in text[start..].match_indices(['>', ']', '｜']) {
+                let end = start + at + last.len();
+                if let Some(id) = (self.token)(&text[start..end]) {
+                    return Some((&text[..start], id, &text[end..]));
+                }
+            }
+        }
+        None
+    }
+
+    /// Any text up to a marker that may have special tokens in it, and the marker.
+    fn until_marked(&mut self, name: &str, marker: &str) -> String {
+        let Some((before, id, after)) = self.special(marker) else {
+            return self.until(name, marker);
+        };
+        let before = before.replace('/', "\\/");
+        let body = format!("/(?s:.*){before}/ <[{id}]> {}", self.marked(after));
+        self.rule(name, &body)
+    }
+
     /// Any text up to the first of these markers, and the marker.
     pub(super) fn until(&mut self, name: &str, marker: &str) -> String {
         self.text_until(name, "/(?s:.*)/", marker)
@@ -105,46 +140,62 @@ impl<'a> Lark<'a> {
         self.rule(name, &names.join(" | "))
     }
 
-    /// A call as an object whose arguments are called `key`.
-    pub(super) fn objects(&mut self, tools: &[ToolSpec], key: &str) -> String {
-        self.each(tools, "object", |lark, tool| {
-            let name = Value::from(tool.name.as_str());
-            let head = lark.text(&format!(r#"{{"name": {name}, "{key}": "#));
-            let json = lark.arguments(tool);
-            format!(r#"{head} {json} "}}""#)
-        })
-    }
-
-    /// A list of such objects.
-    pub(super) fn list(&mut self, tools: &[ToolSpec], parallel: bool) -> String {
-        let object = self.objects(tools, "arguments");
-        let objects = self.repeated(&object, r#"", ""#, parallel);
-        format!(r#""[" {objects} "]""#)
-    }
-
     /// A tool's arguments one by one: those it must have, those it may have, in their order.
     pub(super) fn members(
         &mut self,
         tool: &ToolSpec,
         body: impl Fn(&mut Self, &str, Argument<'_>) -> String,
     ) -> String {
+        let members = self.member_rules(tool, body);
+        let marked = |(rule, must)| if must { rule } else { format!("{rule}?") };
+        members.into_iter().map(marked).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The same with commas between them.
+    pub(super) fn separated(
+        &mut self,
+        tool: &ToolSpec,
+        comma: &str,
+        body: impl Fn(&mut Self, &str, Argument<'_>) -> String,
+    ) -> String {
+        let comma = self.text(comma);
+        // What may follow: where there was no member yet, and where there was one.
+        let (mut first, mut later) = (String::new(), String::new());
+        for (member, must) in self.member_rules(tool, body).into_iter().rev() {
+            let begins = format!("{member} {later}");
+            first = match (must, first.as_str()) {
+                (true, _) => begins,
+                (false, "") => format!("({begins})?"),
+                (false, rest) => format!("({begins} | {rest})"),
+            };
+            let option = if must { "" } else { "?" };
+            later = self.rule("rest", &format!("({comma} {member}){option} {later}"));
+        }
+        first
+    }
+
+    /// The rules of a tool's arguments, and whether there must be one.
+    fn member_rules(
+        &mut self,
+        tool: &ToolSpec,
+        body: impl Fn(&mut Self, &str, Argument<'_>) -> String,
+    ) -> Vec<(String, bool)> {
         let root = &tool.parameters;
-        let Some(Value::Object(properties)) = root.get("properties") else { return String::new() };
+        let Some(Value::Object(properties)) = root.get("properties") else { return Vec::new() };
         let required = root.get("required").and_then(Value::as_array);
         let mut members = Vec::new();
         for (key, schema) in properties {
             let body = body(self, key, Argument { root, schema });
-            let rule = self.rule("member", &body);
             let must = required.is_some_and(|r| r.iter().any(|name| name == key));
-            members.push(if must { rule } else { format!("{rule}?") });
+            members.push((self.rule("member", &body), must));
         }
-        members.join(" ")
+        members
     }
 
     /// A value as plain text if it is a string, else as JSON, and what ends it. The text of a
     /// string ends with the first `marker`.
     pub(super) fn plain(&mut self, argument: Argument<'_>, end: &str, marker: &str) -> String {
-        let literal = self.text(end);
+        let literal = self.marked(end);
         if !argument.is_text() {
             return format!("{} {literal}", self.argument(argument));
         }
@@ -152,9 +203,9 @@ impl<'a> Lark<'a> {
             let choices: Vec<_> = choices.iter().map(|c| self.text(c)).collect();
             return format!("({}) {literal}", choices.join(" | "));
         }
-        let text = self.until("text", marker);
+        let text = self.until_marked("text", marker);
         let after = end.split_once(marker).map_or("", |(_, after)| after);
-        if after.is_empty() { text } else { format!("{text} {}", self.text(after)) }
+        format!("{text} {}", self.marked(after))
     }
 
     /// A tool's arguments as JSON.

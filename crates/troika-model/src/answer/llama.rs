@@ -1,12 +1,9 @@
 //! Llama 3: `{"name": .., "parameters": {..}}` as the whole answer, or several with `;` between.
 
 use super::call::{Read, Stopped, Text};
-use super::lark::Lark;
 use super::object;
-use super::tool::ToolSpec;
 
 pub(super) const OPEN: &str = "{";
-pub(super) const PYTHON: &str = "<|python_tag|>";
 
 /// Reads objects one after another.
 pub(super) async fn read(text: &Text, names: &[String]) -> Read<()> {
@@ -27,9 +24,4 @@ pub(super) async fn read(text: &Text, names: &[String]) -> Read<()> {
             return Ok(());
         }
     }
-}
-
-pub(super) fn grammar(lark: &mut Lark<'_>, tools: &[ToolSpec], parallel: bool) -> String {
-    let object = lark.objects(tools, "parameters");
-    lark.repeated(&object, r#""; ""#, parallel)
 }

@@ -1,20 +1,17 @@
 //! Mistral: `[TOOL_CALLS][{..}, {..}]`, and since 2025 `[TOOL_CALLS]name[ARGS]{..}`.
 
 use super::call::{Read, Text, tool_name};
-use super::lark::Lark;
-use super::list;
-use super::tool::ToolSpec;
+use super::objects;
 
-pub(super) const OPEN: &str = "[TOOL_CALLS]";
-pub(super) const ARGUMENTS: &str = "[ARGS]";
-pub(super) const ID: &str = "[CALL_ID]";
+const ARGUMENTS: &str = "[ARGS]";
+const ID: &str = "[CALL_ID]";
 
 /// Reads what follows the marker: which of the two it is shows at the first character.
 pub(super) async fn read(text: &Text) -> Read<()> {
     let first = text.solid().await?;
     text.unread(&first.to_string());
     if first == '[' {
-        return list::read(text, None).await;
+        return objects::list(text, false).await;
     }
     // Version 11 of the tokenizer writes the arguments right behind the name.
     let (head, end) = text.until(&[ARGUMENTS, "{"]).await?;
@@ -23,19 +20,4 @@ pub(super) async fn read(text: &Text) -> Read<()> {
     }
     let name = head.split(ID).next().unwrap_or_default().trim();
     text.arguments(tool_name(name)?).await
-}
-
-pub(super) fn list_grammar(lark: &mut Lark<'_>, tools: &[ToolSpec], parallel: bool) -> String {
-    let open = lark.marker(OPEN);
-    let list = lark.list(tools, parallel);
-    format!("{open} {list}")
-}
-
-pub(super) fn grammar(lark: &mut Lark<'_>, tools: &[ToolSpec], parallel: bool) -> String {
-    let (open, arguments) = (lark.marker(OPEN), lark.marker(ARGUMENTS));
-    let call = lark.each(tools, "call", |lark, tool| {
-        let (name, json) = (lark.text(&tool.name), lark.arguments(tool));
-        format!("{open} {name} {arguments} {json}")
-    });
-    lark.repeated(&call, "", parallel)
 }

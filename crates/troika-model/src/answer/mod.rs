@@ -1,29 +1,29 @@
 //! The parts of an answer: content, reasoning and calls of tools, found by the markers of the
 //! model's own format; and grammars that force calls in it.
 
+mod bare;
 mod call;
 mod convert;
-mod deepseek;
 mod format;
-mod glm;
+mod forms;
 mod harmony;
-mod hermes;
 mod json;
 mod lark;
-mod list;
+mod literals;
 mod llama;
-mod members;
 mod mistral;
+mod named;
 mod object;
+mod objects;
 mod output;
-mod phi;
-mod qwen_coder;
 mod reader;
+mod tags;
 #[cfg(test)]
 mod tests;
 mod tool;
 
-pub use format::{CallFormat, Format, ThoughtMarkers};
+pub use format::{Format, ThoughtEnds, ThoughtMarkers};
+pub use forms::CallFormat;
 pub use lark::SpecialToken;
 pub use output::Delta;
 pub use reader::{Reader, ReaderOptions};

@@ -52,8 +52,8 @@ impl ObjectCall {
         text.expect(':').await?;
         let first = text.solid().await?;
         match key.as_str() {
-            "name" if first != '"' => failed(first),
-            "name" => {
+            "name" | "tool_name" if first != '"' => failed(first),
+            "name" | "tool_name" => {
                 let name = string(text).await?;
                 let known = only.is_none_or(|only| only.contains(&name));
                 if name.is_empty() || !known || self.name.is_some() {
@@ -82,7 +82,7 @@ impl ObjectCall {
 }
 
 /// A string behind the quotation mark that opens it.
-async fn string(text: &Text) -> Read<String> {
+pub(super) async fn string(text: &Text) -> Read<String> {
     let mut json = String::new();
     text.json('"', |more| json.push_str(more)).await?;
     serde_json::from_str(&json).or_else(|_| failed('"'))

@@ -47,6 +47,8 @@ pub(super) struct Output {
     raw: String,
     recording: bool,
     started: bool,
+    /// Whether the call has a name, so that it may have any length.
+    named: bool,
     calls: usize,
 }
 
@@ -77,6 +79,7 @@ impl Output {
         self.raw.push_str(raw);
         self.recording = true;
         self.started = false;
+        self.named = false;
     }
 
     /// A character of a call, or of what may be one.
@@ -95,7 +98,12 @@ impl Output {
 
     /// Bytes kept of a call that has no name yet.
     pub(super) fn unnamed(&self) -> usize {
-        if self.started { 0 } else { self.raw.len() }
+        if self.started || self.named { 0 } else { self.raw.len() }
+    }
+
+    /// The call has a name, but cannot start yet.
+    pub(super) fn named(&mut self) {
+        self.named = true;
     }
 
     pub(super) fn start_call(&mut self, name: &str) {

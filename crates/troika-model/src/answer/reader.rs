@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use super::call::{Read, Stopped, Text};
-use super::format::{CallFormat, Format, ThoughtMarkers};
+use super::format::{Format, ThoughtMarkers};
+use super::forms::{CallFormat, Kind};
 use super::harmony::Harmony;
 use super::output::{Delta, Output};
 use super::tool::ToolSpec;
-use super::{deepseek, glm, hermes, list, llama, mistral, phi, qwen_coder};
+use super::{bare, literals, llama, mistral, named, objects, tags};
 
 /// What a reader looks for.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +30,9 @@ pub struct ReaderOptions {
 ///
 /// New lines next to markers belong to these. What turns out to be no call is content. With
 /// `whole_calls` off, that holds until its arguments have begun.
+///
+/// An answer that is nothing but a call without markers, or a list of them, bare or fenced, is held
+/// while it can still be one: up to its end, for more text could follow.
 pub struct Reader {
     text: Text,
     /// Takes the text, until it has ended.
@@ -78,6 +82,10 @@ enum Opens {
     Thought,
     Content,
     Call,
+    /// A call without markers, if the whole answer is one.
+    Bare,
+    /// The text of the answer, up to this marker.
+    Frame(&'static str),
 }
 
 /// Text with markers in it.
@@ -86,6 +94,11 @@ struct Tagged {
     format: Format,
     thoughts: Option<ThoughtMarkers>,
     tools: Arc<[ToolSpec]>,
+    names: Vec<String>,
+    /// Whether there was no content yet, and no call.
+    fresh: bool,
+    /// What closes the text of the answer.
+    frame: &'static str,
     /// Whether this is a thought.
     thinking: bool,
     /// New lines, and what may be the beginning of a marker.
@@ -104,7 +117,10 @@ impl Tagged {
             text,
             format,
             thoughts,
+            names: options.tools.iter().map(|tool| tool.name.clone()).collect(),
             tools: options.tools,
+            fresh: true,
+            frame: "",
             thinking: opened,
             held: String::new(),
             after_marker: opened,
@@ -117,11 +133,16 @@ impl Tagged {
             self.held.push(c);
             let Some((marker, opens)) = self.marker() else { continue };
             let held = std::mem::take(&mut self.held);
-            if opens == Opens::Call {
-                self.text.out(|out| out.open(&held));
-                self.call(marker).await;
-            } else {
-                self.enter(opens == Opens::Thought);
+            match opens {
+                Opens::Thought | Opens::Content => self.enter(opens == Opens::Thought),
+                Opens::Frame(close) => {
+                    self.frame = close;
+                    self.enter(false);
+                }
+                Opens::Call | Opens::Bare => {
+                    self.text.out(|out| out.open(&held));
+                    self.call(marker, opens == Opens::Bare).await;
+                }
             }
         }
         let lines = self.held.trim_start_matches('\n').is_empty();
@@ -138,21 +159,27 @@ impl Tagged {
 
     /// Reads calls. What was read as a call and is none is content: its first character, and the
     /// rest is read again.
-    async fn call(&mut self, marker: &str) {
-        let text = match self.calls(marker).await {
+    async fn call(&mut self, marker: &str, bare: bool) {
+        self.fresh = false;
+        let after_marker = std::mem::take(&mut self.after_marker);
+        let of_marker = move |raw: &str| match after_marker {
+            true => raw.len() - raw.trim_start_matches('\n').len(),
+            false => 0,
+        };
+        let text = match self.calls(marker, bare).await {
             Ok(()) => {
                 self.text.out(Output::close);
                 return self.enter(false);
             }
             Err(Stopped::Ended) => {
                 let raw = self.text.out(Output::abandon).unwrap_or_default();
-                return self.emit(if raw.trim().is_empty() { "" } else { &raw });
+                return self.emit(if raw.trim().is_empty() { "" } else { &raw[of_marker(&raw)..] });
             }
             Err(Stopped::Failed(text)) => text,
         };
         self.blank = false;
-        self.after_marker = false;
         let Some(raw) = self.text.out(Output::abandon) else { return self.text.unread(&text) };
+        let raw = &raw[of_marker(&raw)..];
         let start = raw.len() - raw.trim_start_matches('\n').len();
         let first = raw[start..].chars().next().map_or(0, char::len_utf8);
         let (first, rest) = raw.split_at(start + first);
@@ -160,53 +187,73 @@ impl Tagged {
         self.text.unread(rest);
     }
 
-    async fn calls(&self, marker: &str) -> Read<()> {
-        let text = &self.text;
-        match self.format.calls {
-            CallFormat::Hermes | CallFormat::Harmony => hermes::read(text).await,
-            CallFormat::QwenCoder => qwen_coder::read(text, &self.tools, marker).await,
-            CallFormat::Llama => {
+    async fn calls(&self, marker: &str, bare: bool) -> Read<()> {
+        let (text, tools) = (&self.text, &self.tools);
+        if bare {
+            return bare::read(text, &self.names, marker).await;
+        }
+        let form = self.format.calls.form();
+        match (self.format.calls, form.kind) {
+            (CallFormat::Mistral | CallFormat::MistralList, _) => mistral::read(text).await,
+            (CallFormat::Llama, _) => {
                 if marker == llama::OPEN {
                     // The brace is a part of the object.
                     text.unread(marker);
                 }
-                let names: Vec<String> = self.tools.iter().map(|t| t.name.clone()).collect();
-                llama::read(text, &names).await
+                llama::read(text, &self.names).await
             }
-            CallFormat::MistralList | CallFormat::Mistral => mistral::read(text).await,
-            CallFormat::DeepSeek | CallFormat::DeepSeekBare => deepseek::read(text).await,
-            CallFormat::Glm => glm::read(text, &self.tools).await,
-            CallFormat::Phi => list::read(text, Some(phi::CLOSE)).await,
+            (_, Kind::Objects) => objects::read(text, form).await,
+            (_, Kind::Named) => named::read(text, form, marker).await,
+            (_, Kind::Tags) => tags::read(text, tools, form, marker).await,
+            (_, Kind::Literals) => literals::read(text, tools, form).await,
+            (_, Kind::Own) => Ok(()),
         }
     }
 
     /// The markers that mean something here.
     fn markers(&self) -> Vec<(&'static str, Opens)> {
         let mut markers = Vec::new();
+        let (calls, form) = (self.format.calls, self.format.calls.form());
         if let Some(thoughts) = self.thoughts {
-            if self.thinking {
+            // Where the prompt has opened the thought, some models do so again. Where it has closed
+            // it, they may do that again. Gemma thinks anywhere.
+            let anywhere = self.blank || calls == CallFormat::Gemma;
+            if self.thinking || anywhere {
                 markers.push((thoughts.close, Opens::Content));
             }
-            // Where the prompt has opened the thought, some models do so again.
-            if self.blank {
+            if anywhere {
                 markers.push((thoughts.open, Opens::Thought));
             }
         }
-        if self.thinking || self.tools.is_empty() {
+        if self.thinking {
             return markers;
         }
-        let calls: &[&'static str] = match self.format.calls {
-            CallFormat::Hermes | CallFormat::Glm => &[hermes::OPEN],
-            CallFormat::QwenCoder => &[qwen_coder::OPEN, qwen_coder::FUNCTION],
-            CallFormat::Llama if self.blank => &[llama::PYTHON, llama::OPEN],
-            CallFormat::Llama => &[llama::PYTHON],
-            CallFormat::MistralList | CallFormat::Mistral => &[mistral::OPEN],
-            CallFormat::DeepSeek | CallFormat::DeepSeekBare => &[deepseek::OPEN],
-            CallFormat::Phi => &[phi::OPEN],
-            CallFormat::Harmony => &[],
-        };
-        markers.extend(calls.iter().map(|marker| (*marker, Opens::Call)));
+        if !self.frame.is_empty() {
+            markers.push((self.frame, Opens::Frame("")));
+        }
+        if self.blank {
+            let frames = form.frames.iter();
+            markers.extend(frames.map(|(open, close)| (open.as_str(), Opens::Frame(close))));
+        }
+        if self.tools.is_empty() {
+            return markers;
+        }
+        if self.blank && calls == CallFormat::Llama {
+            markers.push((llama::OPEN, Opens::Call));
+        }
+        let openers = form.openers().into_iter();
+        let anywhere = |marker: &&str| self.blank || *marker != "[";
+        markers.extend(openers.filter(anywhere).map(|marker| (marker, Opens::Call)));
         markers
+    }
+
+    /// What may open a call without markers here. Some formats have such calls themselves.
+    fn bare(&self) -> impl Iterator<Item = &'static str> {
+        let calls = self.format.calls;
+        let may = self.fresh && self.blank && !self.thinking && !self.tools.is_empty();
+        let own = if calls == CallFormat::Llama { llama::OPEN } else { "" };
+        let own = if calls == CallFormat::Python { "[" } else { own };
+        bare::OPEN.iter().copied().filter(move |marker| may && *marker != own)
     }
 
     /// Hands out held text that begins no marker. Returns a marker that is complete.
@@ -221,6 +268,18 @@ impl Tagged {
             if markers.iter().any(|(marker, _)| marker.starts_with(rest)) {
                 return None;
             }
+            let solid = self.held.trim_start();
+            let bare = self.bare().find(|marker| solid.starts_with(*marker));
+            if let Some(marker) = bare {
+                // Another marker could have begun like it.
+                let more = solid[marker.len()..].to_owned();
+                self.held.truncate(self.held.len() - more.len());
+                self.text.unread(&more);
+                return Some((marker, Opens::Bare));
+            }
+            if self.bare().any(|marker| marker.starts_with(solid)) {
+                return None;
+            }
             let lines = self.held.len() - rest.len();
             let from = if self.after_marker { lines } else { 0 };
             let to = lines + first.len_utf8();
@@ -228,6 +287,7 @@ impl Tagged {
             self.held.drain(..to);
             self.after_marker = false;
             self.blank &= first.is_whitespace();
+            self.fresh &= self.thinking || self.blank;
         }
     }
 

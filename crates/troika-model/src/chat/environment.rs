@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Rest, ValueOrKwargs};
+use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, escape_formatter, filters, tests};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::date::strftime;
+use super::date::{LocalTime, strftime};
 use super::json::tojson;
 use super::limits::{BYTES, refuse};
 use super::mask::Mask;
@@ -23,11 +23,7 @@ pub(super) fn environment<'a>() -> Result<Environment<'a>, Error> {
 }
 
 /// Adds what a rendering needs.
-pub(super) fn add_functions(
-    env: &mut Environment<'_>,
-    mask: &Arc<Mask>,
-    today: Option<(i32, u32, u32)>,
-) {
+pub(super) fn add_functions(env: &mut Environment<'_>, mask: &Arc<Mask>, now: Option<LocalTime>) {
     env.set_formatter(|out, state, value| {
         if value.as_object().is_some() {
             settle(state, value.clone())?;
@@ -36,14 +32,18 @@ pub(super) fn add_functions(
     });
     add_masked(env, mask);
     env.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
+    // To Python, texts and mappings are sequences, too.
+    env.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    });
     env.remove_global("debug");
     env.add_filter("tojson", tojson);
     env.add_function("namespace", namespace);
     env.add_function("raise_exception", |message: String| -> Result<(), Error> {
         Err(refuse(message))
     });
-    if let Some((year, month, day)) = today {
-        env.add_function("strftime_now", move |format: String| strftime(&format, year, month, day));
+    if let Some(now) = now {
+        env.add_function("strftime_now", move |format: String| strftime(&format, now));
     }
 }
 
@@ -96,11 +96,38 @@ fn method(
     let spent = |state: &State| state.fuel_levels().map_or(0, |(spent, _)| spent);
     let before = spent(state);
     let args = args.iter().map(|a| settle(state, mask.like(a, value)));
-    let args = args.collect::<Result<Vec<_>, Error>>()?;
+    let mut args = args.collect::<Result<Vec<_>, Error>>()?;
+    if name == "split"
+        && let Some(named) = args.pop_if(|last| last.is_kwargs())
+    {
+        args.extend((args.is_empty()).then(|| named.get_attr("sep")).transpose()?);
+        args.push(named.get_attr("maxsplit")?);
+    }
     if name == "format" {
         state.consume_fuel(fields(value, spent(state) - before))?;
     }
-    unknown_method_callback(state, value, name, &args)
+    match value.as_str().and_then(|text| text_method(text, name, &args).transpose()) {
+        Some(done) => done,
+        None => unknown_method_callback(state, value, name, &args),
+    }
+}
+
+/// Methods of Python's texts that minijinja lacks; `None` for others.
+fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    let [one] = args else { return Ok(None) };
+    let Some(one) = one.as_str() else { return Ok(None) };
+    let three = |parts: [&str; 3]| Value::from(Tuple::from(parts.map(Value::from)));
+    Ok(Some(match name {
+        "removeprefix" => text.strip_prefix(one).unwrap_or(text).into(),
+        "removesuffix" => text.strip_suffix(one).unwrap_or(text).into(),
+        "partition" => three(text.split_once(one).map_or([text, "", ""], |(a, b)| [a, one, b])),
+        "rpartition" => three(text.rsplit_once(one).map_or(["", "", text], |(a, b)| [a, one, b])),
+        "index" => {
+            let at = text.find(one).ok_or_else(|| refuse("index does not find its text"))?;
+            text[..at].chars().count().into()
+        }
+        _ => return Ok(None),
+    }))
 }
 
 /// Each character at the ends of a text is looked for among the characters to strip.

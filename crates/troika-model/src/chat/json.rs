@@ -46,6 +46,20 @@ pub(super) fn tojson(state: &State, value: Jinja, args: Kwargs) -> Result<Jinja,
     Ok(Jinja::from_safe_string(out))
 }
 
+/// Python's `json.dumps` of a value, without options but `ensure_ascii`.
+pub(super) fn dumps(value: &Value) -> String {
+    let mut out = String::new();
+    Style::default().dump(value, 0, &mut out);
+    out
+}
+
+impl Default for Style {
+    fn default() -> Style {
+        let (between_items, after_key) = (", ".into(), ": ".into());
+        Style { indent: None, between_items, after_key, ascii: false, sorted: false }
+    }
+}
+
 impl Style {
     fn line(&self, depth: usize, out: &mut String) {
         if let Some(n) = self.indent {
@@ -55,7 +69,12 @@ impl Style {
     }
 
     fn scalar(&self, v: &Value, out: &mut String) {
-        let text = v.to_string();
+        let mut text = v.to_string();
+        // Python writes exponents with a sign and two digits.
+        if let (true, Some((number, exponent))) = (v.is_f64(), text.split_once('e')) {
+            let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |d| ('-', d));
+            text = format!("{number}e{sign}{digits:0>2}");
+        }
         if !self.ascii {
             return out.push_str(&text);
         }

@@ -9,9 +9,11 @@ use minijinja::{Environment, Error, ErrorKind, Value as Jinja};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::date::LocalTime;
 use super::environment::{add_functions, environment};
 use super::limits;
 use super::mask::{ChatPrompt, Mask};
+use super::reads::Reads;
 use super::source::plain_tags;
 
 /// Why a template could not be rendered.
@@ -45,12 +47,10 @@ pub struct ChatInput {
     pub add_generation_prompt: bool,
     /// Tools that the model may call, as JSON schemas.
     pub tools: Option<Value>,
-    /// Text of the BOS token.
-    pub bos_token: String,
-    /// Text of the EOS token.
-    pub eos_token: String,
-    /// Today's date as `(year, month, day)`, for templates that print it.
-    pub today: Option<(i32, u32, u32)>,
+    /// Texts of special tokens by the names that templates know (`bos_token`, ...).
+    pub special: Map<String, Value>,
+    /// The local time, for templates that print it.
+    pub now: Option<LocalTime>,
     /// Other variables (`enable_thinking`, ...).
     pub extra: Map<String, Value>,
     /// Spellings of the vocabulary's control tokens: plain text in tools and in messages other than
@@ -63,16 +63,14 @@ pub struct ChatInput {
 fn context(input: &ChatInput, mask: &Mask) -> Map<String, Value> {
     let mut messages = input.messages.clone();
     messages.iter_mut().for_each(|m| mask.message(m));
-    let mut context = input.extra.clone();
+    let mut context = input.special.clone();
+    context.insert("documents".into(), Value::Null);
+    context.extend(input.extra.clone());
     context.insert("messages".into(), Value::Array(messages));
     context.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
-    context.insert("bos_token".into(), input.bos_token.clone().into());
-    context.insert("eos_token".into(), input.eos_token.clone().into());
-    if let Some(tools) = &input.tools {
-        let mut tools = tools.clone();
-        mask.json(&mut tools);
-        context.insert("tools".into(), tools);
-    }
+    let mut tools = input.tools.clone().unwrap_or_default();
+    mask.json(&mut tools);
+    context.insert("tools".into(), tools);
     context
 }
 
@@ -85,6 +83,8 @@ pub(super) struct Template {
     pub source: String,
     /// What renders it, but for the functions of a rendering.
     compiled: Environment<'static>,
+    /// The form of messages that it reads.
+    pub reads: Reads,
 }
 
 /// An environment with a template.
@@ -108,7 +108,7 @@ impl Template {
         }
         let compiled =
             on_own_stack(move || compiled(plain).map_err(|e| ChatError::Syntax(one_line(&e))))?;
-        Ok(Template { source, compiled })
+        Ok(Template { source, compiled, reads: Reads::default() })
     }
 
     /// Renders on a thread of this process.
@@ -124,11 +124,11 @@ impl Template {
             Cow::Borrowed(_) => Ok(self.compiled.clone()),
             Cow::Owned(source) => Err(plain_tags(&source).0),
         };
-        let today = input.today;
+        let now = input.now;
         on_own_stack(move || {
             let rendered = env.or_else(compiled).and_then(|mut env| {
                 env.set_fuel(Some(limits::fuel(bytes)));
-                add_functions(&mut env, &mask, today);
+                add_functions(&mut env, &mask, now);
                 env.get_template(NAME)?.render(Jinja::from(Serde(context)))
             });
             match rendered {

@@ -71,6 +71,12 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("stablelm", "stablelm", false),
 ];
 
+/// The name of a family in GGUF files.
+pub fn gguf_name(family: &str) -> &str {
+    let family = if matches!(family, "mistral" | "mixtral") { "llama" } else { family };
+    ARCHITECTURES.iter().find(|of| of.1 == family).map_or(family, |of| of.0)
+}
+
 /// Fields whose name changes but not their value.
 const RENAMED: &[(&str, &str)] = &[
     ("block_count", "num_hidden_layers"),

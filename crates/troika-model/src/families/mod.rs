@@ -35,6 +35,7 @@ use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, Packing};
 
 pub use fields::ConfigError;
+pub use gguf::gguf_name;
 pub use in_files::numbers_in_files;
 pub use names::{Candidates, TensorNames, needs_no_place};
 

@@ -10,6 +10,7 @@ use tokenizers::NormalizedString;
 
 use super::check::{self, LONGEST};
 use super::error::{Result, TokenizerError};
+use super::fim::FimTokens;
 use super::shared::Inner;
 use super::spelling::Spelling;
 use super::{gguf, guard, json};
@@ -33,6 +34,7 @@ pub struct Tokenizer {
     /// Ids whose token also has another id, which the vocabulary uses.
     pub(super) twins: HashMap<u32, u32>,
     pub(super) warnings: Vec<String>,
+    fim: Option<FimTokens>,
     /// Found when first asked for.
     pub(super) spelling: OnceLock<Spelling>,
     longest: OnceLock<usize>,
@@ -72,7 +74,7 @@ impl Tokenizer {
 
     /// Without special tokens.
     fn of(read: json::Read) -> Tokenizer {
-        Tokenizer {
+        let mut tokenizer = Tokenizer {
             inner: read.inner,
             plain: OnceLock::new(),
             bos: None,
@@ -81,9 +83,12 @@ impl Tokenizer {
             growth: read.growth,
             twins: HashMap::new(),
             warnings: read.warnings,
+            fim: None,
             spelling: OnceLock::new(),
             longest: OnceLock::new(),
-        }
+        };
+        tokenizer.fim = FimTokens::find(&tokenizer, None);
+        tokenizer
     }
 
     /// Reads the names of special tokens from `tokenizer_config.json`.
@@ -107,7 +112,7 @@ impl Tokenizer {
     /// Inconsistent metadata, or an unsupported kind of tokenizer.
     pub fn from_gguf(meta: &GgufMeta) -> Result<Option<(Tokenizer, Option<String>)>> {
         let Some(built) = gguf::build(meta)? else { return Ok(None) };
-        let tokenizer = Tokenizer {
+        let mut tokenizer = Tokenizer {
             bos: built.bos,
             eos: built.eos,
             add: Some((built.add_bos, built.add_eos)),
@@ -115,6 +120,7 @@ impl Tokenizer {
             warnings: Vec::new(),
             ..Tokenizer::of(built.read)
         };
+        tokenizer.fim = FimTokens::find(&tokenizer, Some(meta));
         Ok(Some((tokenizer, built.warning)))
     }
 
@@ -244,6 +250,17 @@ impl Tokenizer {
     /// Beginning of text.
     pub fn bos(&self) -> Option<u32> {
         self.bos
+    }
+
+    /// What begins a text, if anything does.
+    pub fn begins(&self) -> Option<u32> {
+        let first = self.encode("", true, false).ok()?.first().copied();
+        first.filter(|id| self.bos == Some(*id))
+    }
+
+    /// The tokens that ask for the text between two others, if the model has such.
+    pub fn fim(&self) -> Option<FimTokens> {
+        self.fim
     }
 
     /// Warnings about the tokenizer's files, one sentence each.

@@ -4,6 +4,7 @@ mod charsmap;
 mod check;
 mod encode;
 mod error;
+mod fim;
 mod gguf;
 mod guard;
 mod json;
@@ -16,4 +17,5 @@ mod vocab;
 
 pub use encode::Tokenizer;
 pub use error::TokenizerError;
+pub use fim::{FilePart, FimTokens, Infill};
 pub use stream::{Detokenizer, StopMatcher};

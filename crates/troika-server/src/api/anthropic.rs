@@ -7,7 +7,8 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use crate::chat::{
-    ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, text_of,
+    ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, arguments_so_far,
+    text_of, text_part, without_billing,
 };
 use crate::fields::Fields;
 use crate::ids;
@@ -62,8 +63,23 @@ pub async fn count_tokens(
 
 fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Problem> {
     let mut messages = Vec::new();
+    let mut tools = tools(fields)?;
     if let Some(system) = fields.value("system") {
-        messages.push(json!({"role": "system", "content": text_of(system)?}));
+        let blocks = system.as_array().map_or(std::slice::from_ref(system), Vec::as_slice);
+        let mut text = String::new();
+        for block in blocks {
+            let block = if block.is_string() { text_of(block) } else { text_of(&json!([block])) }?;
+            match without_billing(&block) {
+                Some(rest) => {
+                    tools.left_out.insert("billing header".into());
+                    text.push_str(rest);
+                }
+                None => text.push_str(&block),
+            }
+        }
+        if !text.is_empty() {
+            messages.push(json!({"role": "system", "content": text}));
+        }
     }
     let wrong = || Problem::field("messages", "messages have to be a list of at least one");
     let list = fields.value("messages").and_then(Value::as_array);
@@ -72,13 +88,10 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
     }
     let continues =
         messages.last().is_some_and(|m| m["role"] == "assistant" && m.get("tool_calls").is_none());
-    let mut extra = Map::new();
-    if let Some(thinking) = fields.value("thinking") {
-        extra.insert("enable_thinking".into(), (thinking["type"] == "enabled").into());
-    }
+    let extra = super::thinking::variables(fields, host)?;
     Ok(ChatRequest {
         messages,
-        tools: tools(fields)?,
+        tools,
         constrain: match fields.value("output_config").map(|c| &c["format"]) {
             Some(format) if !format.is_null() => super::constrain::format(format, "output_config")?,
             _ => None,
@@ -88,12 +101,23 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
         stop: fields.texts("stop_sequences")?,
         ignore_eos: false,
         choices: 1,
+        fresh: false,
         logprobs: None,
         extra,
+        thinking_budget: thinking_budget(fields)?,
         split_reasoning: true,
         whole_calls: true,
         continues,
     })
+}
+
+/// The most tokens of thoughts.
+fn thinking_budget(fields: &Fields<'_>) -> Result<Option<usize>, Problem> {
+    let Some(thinking) = fields.value("thinking") else { return Ok(None) };
+    match thinking["type"].as_str() {
+        Some("disabled") => Ok(Some(0)),
+        _ => Fields::within("thinking", thinking)?.get("budget_tokens"),
+    }
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Tools, Problem> {
@@ -128,7 +152,8 @@ fn add_message(message: &Value, out: &mut Vec<Value>) -> Result<(), Problem> {
         out.push(json!({"role": role, "content": text_of(&message["content"])?}));
         return Ok(());
     };
-    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let (mut texts, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
+    let before = out.len();
     for block in blocks {
         match block["type"].as_str() {
             Some("tool_result") => {
@@ -143,13 +168,18 @@ fn add_message(message: &Value, out: &mut Vec<Value>) -> Result<(), Problem> {
             })),
             Some("thinking") => reasoning.push_str(block["thinking"].as_str().unwrap_or_default()),
             Some("redacted_thinking") => {}
-            _ => text.push_str(&text_of(&json!([block]))?),
+            _ => texts.push(text_of(&json!([block]))?),
         }
     }
-    if text.is_empty() && calls.is_empty() && !blocks.is_empty() && role == "user" {
+    if texts.concat().is_empty() && out.len() > before {
         return Ok(());
     }
-    let mut message = json!({"role": role, "content": text});
+    let content = match (role, texts.len()) {
+        ("user", 2..) => texts.iter().map(|text| text_part(text)).collect(),
+        ("assistant", 0) if !calls.is_empty() => Value::Null,
+        _ => texts.concat().into(),
+    };
+    let mut message = json!({"role": role, "content": content});
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
     }
@@ -208,7 +238,7 @@ impl MessageForm {
             content.push(json!({"type": "text", "text": choice.content}));
         }
         for (name, arguments) in &choice.calls {
-            let input: Value = serde_json::from_str(arguments).unwrap_or(json!({}));
+            let input = arguments_so_far(arguments);
             let id = ids::unique("toolu_");
             content.push(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
         }
@@ -238,6 +268,7 @@ enum BlockKind {
 struct MessageWriter {
     form: MessageForm,
     prompt_tokens: usize,
+    begun: bool,
     /// Blocks so far.
     blocks: usize,
     open: Option<BlockKind>,
@@ -247,7 +278,19 @@ struct MessageWriter {
 impl MessageWriter {
     fn new(form: MessageForm, prompt_tokens: usize) -> MessageWriter {
         let ended = ("end_turn", Value::Null);
-        MessageWriter { form, prompt_tokens, blocks: 0, open: None, ended }
+        MessageWriter { form, prompt_tokens, begun: false, blocks: 0, open: None, ended }
+    }
+
+    /// Writes the beginning once it is known how much of the prompt was cached.
+    fn start(&mut self, cached: usize, out: &mut String) {
+        if std::mem::replace(&mut self.begun, true) {
+            return;
+        }
+        let mut message = self.form.message(json!([]));
+        let used = Usage { prompt: self.prompt_tokens, cached, ..Usage::default() };
+        message["usage"] = usage(&used);
+        stream::named("message_start", &json!({"type": "message_start", "message": message}), out);
+        stream::named("ping", &json!({"type": "ping"}), out);
     }
 
     fn close(&mut self, out: &mut String) {
@@ -279,15 +322,12 @@ impl MessageWriter {
 
 impl EventWriter for MessageWriter {
     fn begin(&mut self, out: &mut String) {
-        let mut message = self.form.message(json!([]));
-        let used = Usage { prompt: self.prompt_tokens, ..Usage::default() };
-        message["usage"] = usage(&used);
-        stream::named("message_start", &json!({"type": "message_start", "message": message}), out);
-        stream::named("ping", &json!({"type": "ping"}), out);
+        out.push_str(": begun\n\n");
     }
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, _) => self.start(progress.cached, out),
             ChatEvent::More(_, deltas, _) => deltas.into_iter().for_each(|delta| match delta {
                 Delta::Content(text) => {
                     self.open(BlockKind::Text, json!({"type": "text", "text": ""}), out);
@@ -313,6 +353,7 @@ impl EventWriter for MessageWriter {
     }
 
     fn end(&mut self, all: &Usage, out: &mut String) {
+        self.start(all.cached, out);
         self.close(out);
         let (reason, sequence) = &self.ended;
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});

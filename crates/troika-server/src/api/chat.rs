@@ -1,10 +1,12 @@
 //! OpenAI's `/v1/chat/completions`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
+use troika::engine::PromptProgress;
 use troika::model::tokenizer::Tokenizer;
 
 use super::request::{chat_request, logprobs, start};
@@ -68,17 +70,28 @@ fn usage(usage: &Usage) -> Value {
 }
 
 /// What llama.cpp's server tells of the time that the first answer took, under the same names.
-fn timings(usage: &Usage) -> Value {
+pub fn timings(usage: &Usage) -> Value {
     let stats = &usage.first;
-    let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let each = |time, n: usize| ms(time) / n.max(1) as f64;
     json!({
+        "cache_n": stats.cached_tokens,
         "prompt_n": stats.computed_tokens,
         "prompt_ms": ms(stats.ttft),
+        "prompt_per_token_ms": each(stats.ttft, stats.computed_tokens),
         "prompt_per_second": stats.prefill_rate(),
         "predicted_n": stats.generated_tokens,
         "predicted_ms": ms(stats.decode),
+        "predicted_per_token_ms": each(stats.decode, stats.generated_tokens),
         "predicted_per_second": stats.decode_rate(),
     })
+}
+
+/// How far a prompt is read, as llama.cpp's server says it.
+pub fn prompt_progress(progress: PromptProgress, time: Duration) -> Value {
+    let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let PromptProgress { total, cached, done } = progress;
+    json!({"total": total, "cache": cached, "processed": done, "time_ms": time_ms})
 }
 
 /// A token's probability, as the chat interface says it.
@@ -110,6 +123,8 @@ pub struct AnswerForm {
     pub logprobs: bool,
     /// Whether a stream ends with its usage.
     with_usage: bool,
+    /// Whether a stream tells how far the prompt is read.
+    with_progress: bool,
     /// The model.
     pub host: InUse,
 }
@@ -129,8 +144,9 @@ impl AnswerForm {
             Some(options) => Fields::within("stream_options", options)?.flag("include_usage")?,
             None => false,
         };
+        let with_progress = fields.flag("return_progress")?;
         let (id, created, host) = (ids::unique(prefix), ids::now(), host.clone());
-        Ok(AnswerForm { id, created, logprobs, with_usage, host })
+        Ok(AnswerForm { id, created, logprobs, with_usage, with_progress, host })
     }
 
     fn logprobs(&self, list: &[TokenLogprob]) -> Value {
@@ -163,6 +179,20 @@ impl AnswerForm {
         let mut object = self.object(kind, choices);
         (object["usage"], object["timings"]) = (usage(all), timings(all));
         object
+    }
+
+    /// Writes how far the prompt is read, if that is asked for, with a choice that says nothing new.
+    pub fn progress(
+        &self,
+        (kind, choice): (&str, Value),
+        (progress, time): (PromptProgress, Duration),
+        out: &mut String,
+    ) {
+        if self.with_progress {
+            let mut object = self.object(kind, json!([choice]));
+            object["prompt_progress"] = prompt_progress(progress, time);
+            stream::data(&object, out);
+        }
     }
 
     /// Writes the end of a stream.
@@ -281,6 +311,11 @@ impl EventWriter for ChatWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, time) => {
+                let nothing =
+                    json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": null});
+                self.form.progress((CHUNK, nothing), (progress, time), out);
+            }
             ChatEvent::More(index, deltas, logprobs) => {
                 let mut logprobs = logprobs;
                 if deltas.is_empty() {

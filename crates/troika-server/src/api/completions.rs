@@ -11,30 +11,23 @@ use troika::Request;
 use troika::engine::sample::Logprobs;
 
 use super::chat::{AnswerForm, finite};
-use super::request::{choices, logprobs, max_tokens};
-use super::tokens::check_ids;
+use super::prompts::{Prompt, prompts};
+use super::request::{choices, fresh, go_on, logprobs, max_tokens};
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
-use crate::completion::{self, Generation, prompt_logprobs};
-use crate::fields::{Fields, whole};
+use crate::completion::{Generation, prompt_logprobs};
+use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
-use crate::limits::{self, PROMPTS};
+use crate::limits;
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
 use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
-use troika::model::answer::{Delta, Format, ReaderOptions};
+use troika::model::answer::Delta;
 
 /// OpenAI's default for the number of tokens.
 const TOKENS: usize = 16;
-
-/// A text to go on with.
-#[derive(Clone, Debug)]
-struct Prompt {
-    ids: Vec<u32>,
-    text: String,
-}
 
 /// What is asked for each of the prompts.
 #[derive(Clone)]
@@ -55,18 +48,25 @@ pub async fn completions(
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
     let fields = call.fields();
-    if fields.get::<String>("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-        let why = "suffix cannot be honoured: only what follows a prompt is generated";
-        return Err(Problem::field("suffix", why));
-    }
     let turn = Turn::new(&server, &host, call.client);
     let mut asked = asked(&fields, &turn)?;
     if let Some(constrain) = super::constrain::read(&fields)? {
         asked.generation.grammar = Some(turn.compile(constrain).await?);
     }
     let given = fields.value("prompt").cloned().unwrap_or_default();
-    let bytes = limits::size(&given);
-    let prompts = turn.prepare(bytes, move |host| prompts(&given, host)).await?;
+    let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
+    if suffix.is_some() && asked.echo && asked.logprobs.is_some() {
+        let why = "a prompt with a suffix has no probabilities of its own; leave echo out";
+        return Err(Problem::field("suffix", why));
+    }
+    let bytes = limits::size(&given) + suffix.as_ref().map_or(0, String::len);
+    let read = move |host: &InUse| match suffix {
+        Some(suffix) => {
+            prompts(&given, host)?.into_iter().map(|prompt| prompt.before(&suffix, host)).collect()
+        }
+        None => prompts(&given, host),
+    };
+    let prompts = turn.prepare(bytes, read).await?;
     let best_of = fields.get("best_of")?.unwrap_or(asked.generation.choices);
     if best_of != asked.generation.choices {
         return Err(Problem::field("best_of", "best_of cannot differ from n"));
@@ -127,57 +127,14 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
         ..Request::default()
     };
     let choices = choices(fields)?;
-    let generation = Generation { prompt: Vec::new(), request, choices, grammar: None };
+    let fresh = fresh(fields)?;
+    let generation = Generation { request, choices, fresh, ..Generation::default() };
     Ok(Asked { generation, echo, logprobs })
-}
-
-/// The prompts: a text, texts, token ids, or lists of them.
-fn prompts(given: &Value, host: &InUse) -> Result<Vec<Prompt>, Problem> {
-    let must = "prompt has to be a text, a list of texts, token ids, or a list of lists of them";
-    let wrong = || Problem::field("prompt", must);
-    let of_text = |text: &str| {
-        host.model.check_text(text.len())?;
-        let (ids, _) = host.model.tokenize(text)?;
-        Ok(Prompt { ids, text: text.to_string() })
-    };
-    let of_ids = |list: &[Value]| {
-        let id = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok());
-        let ids: Option<Vec<u32>> = list.iter().map(id).collect();
-        let ids = ids.ok_or_else(wrong)?;
-        check_ids("prompt", &ids, host)?;
-        let decoded = host.model.tokenizer().and_then(|t| t.decode(&ids, false).ok());
-        Ok(Prompt { ids, text: decoded.unwrap_or_default() })
-    };
-    match given {
-        Value::String(text) => Ok(vec![of_text(text)?]),
-        Value::Array(list) if list.len() > PROMPTS && !list[0].is_number() => {
-            let why = format!("{} prompts are more than {PROMPTS}; send less at once", list.len());
-            Err(Problem::field("prompt", why))
-        }
-        Value::Array(list) => match list.first() {
-            Some(Value::Number(_)) => Ok(vec![of_ids(list)?]),
-            Some(Value::String(_)) => {
-                list.iter().map(|p| of_text(p.as_str().ok_or_else(wrong)?)).collect()
-            }
-            Some(Value::Array(_)) => {
-                list.iter().map(|p| of_ids(p.as_array().ok_or_else(wrong)?)).collect()
-            }
-            _ => Err(wrong()),
-        },
-        _ => Err(wrong()),
-    }
 }
 
 /// Starts the answers to a prompt.
 async fn begin(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<ChatStream, Problem> {
-    let generation = Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() };
-    let choices = generation.choices;
-    let answers = completion::start(turn, generation).await?;
-    // The text is passed on as it is.
-    let format = Format::detect(None);
-    let readers = (0..choices).map(|_| format.reader(ReaderOptions::default())).collect();
-    let stream = ChatStream::new(turn.server.metrics.clone(), answers, readers);
-    Ok(stream.of_prompt(prompt.ids.len()))
+    go_on(turn, Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() }).await
 }
 
 /// The prompt as a part of the answer, if that is asked for.
@@ -332,6 +289,11 @@ impl EventWriter for CompletionWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(progress, time) => {
+                let mut nothing = CompletionText::default().json(0);
+                nothing["finish_reason"] = Value::Null;
+                self.form.progress((COMPLETION, nothing), (progress, time), out);
+            }
             ChatEvent::More(index, deltas, logprobs) => {
                 let text = deltas.into_iter().filter_map(|delta| match delta {
                     Delta::Content(text) => Some(text),

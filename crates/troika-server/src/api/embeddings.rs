@@ -10,8 +10,10 @@ use base64::prelude::BASE64_STANDARD;
 use futures_util::stream::iter;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
+use troika::Embeddings;
+use troika::model::tokenizer::Tokenizer;
 
-use crate::completion;
+use crate::completion::{self, STATES_AT_ONCE};
 use crate::fields::{Fields, whole};
 use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
@@ -27,14 +29,47 @@ struct Embedded {
     tokens: usize,
 }
 
+/// Texts that are read together, at most: they share a place in the queue.
+const TEXTS_AT_ONCE: usize = 16;
+
+/// What becomes of a text's states.
+struct Form {
+    /// The field of the texts.
+    name: &'static str,
+    /// Texts that are too long are cut.
+    truncate: bool,
+    /// Their length is one; `None`: as the model has it.
+    normalized: Option<bool>,
+    /// How many numbers are kept; `None`: all.
+    dimensions: Option<usize>,
+}
+
+/// Cuts tokens to the context. A mark of the end stays.
+fn cut(host: &InUse, mut ids: Vec<u32>) -> Vec<u32> {
+    let (context, last) = (host.model.context(), ids.last().copied());
+    if ids.len() > context {
+        ids.truncate(context);
+        let end = host.model.tokenizer().and_then(Tokenizer::eos).filter(|eos| last == Some(*eos));
+        ids.iter_mut().next_back().zip(end).map(|(id, end)| *id = end);
+    }
+    ids
+}
+
 /// The tokens of the texts: a text, texts, token ids, or lists of them.
-fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Problem> {
+fn inputs(host: &InUse, form: &Form, given: &Value) -> Result<Vec<Vec<u32>>, Problem> {
+    let name = form.name;
     let must = format!("{name} has to be a text, token ids, or a list of them");
     let wrong = || Problem::field(name, must.clone());
     let of = |one: &Value| match one {
         Value::String(text) => {
+            let mut text = text.as_str();
+            if form.truncate {
+                let most = host.model.longest_text().min(text.len());
+                text = &text[..text.floor_char_boundary(most)];
+            }
             host.model.check_text(text.len())?;
-            Ok(host.model.tokenize(text)?.0)
+            let ids = host.model.tokenize(text)?.0;
+            Ok(if form.truncate { cut(host, ids) } else { ids })
         }
         Value::Array(ids) => {
             let id = |v: &Value| whole(v).and_then(|id| u32::try_from(id).ok());
@@ -57,33 +92,67 @@ fn inputs(host: &InUse, name: &str, given: &Value) -> Result<Vec<Vec<u32>>, Prob
     Ok(lists)
 }
 
-async fn embed(
-    server: &Arc<Server>,
-    call: &JsonRequest,
-    name: &'static str,
-) -> Result<Embedded, Problem> {
+async fn embed(server: &Arc<Server>, call: &JsonRequest, form: Form) -> Result<Embedded, Problem> {
     let host = server.models.get(call.model()?.as_deref()).await?;
+    let Embeddings { pooling, normalized } = match (server.options.pooling, host.model.embeddings())
+    {
+        (Some(pooling), said) => Embeddings { pooling, ..said.unwrap_or_default() },
+        (None, said) => said.map_err(Problem::bad)?,
+    };
+    let normalized = form.normalized.unwrap_or(normalized);
+    let (has, name) = (host.model.spec().hidden, form.name);
+    let kept = form.dimensions.unwrap_or(has);
+    if !(1..=has).contains(&kept) {
+        let why = format!("dimensions is {kept}; it has to be from 1 to {has}, the model's own");
+        return Err(Problem::field("dimensions", why));
+    }
     let given = call.fields().value(name).cloned();
     let given =
         given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
     let turn = Turn::new(server, &host, call.client);
-    let lists = turn.prepare(limits::size(&given), move |host| inputs(host, name, &given)).await?;
-    let parts = lists.iter().map(Vec::as_slice).enumerate();
-    let rows: Vec<_> = parts.map(|(i, ids)| completion::embedding(turn.part(i), ids)).collect();
-    let rows = iter(rows).buffered(server.options.parallel.max(1)).try_collect().await?;
+    let lists = turn.prepare(limits::size(&given), move |host| inputs(host, &form, &given)).await?;
     let tokens = lists.iter().map(Vec::len).sum();
-    Ok(Embedded { host, rows, tokens })
+    let mut groups: Vec<Vec<Vec<u32>>> = Vec::new();
+    for ids in lists {
+        let fits = |group: &&mut Vec<Vec<u32>>| {
+            let tokens: usize = group.iter().map(Vec::len).sum();
+            group.len() < TEXTS_AT_ONCE && tokens + ids.len() <= STATES_AT_ONCE
+        };
+        match groups.last_mut().filter(fits) {
+            Some(group) => group.push(ids),
+            None => groups.push(vec![ids]),
+        }
+    }
+    let parts = groups.into_iter().enumerate();
+    let parts: Vec<_> =
+        parts.map(|(i, texts)| completion::embeddings(turn.part(i), texts, pooling)).collect();
+    let rows: Vec<Vec<Vec<f64>>> =
+        iter(parts).buffered(server.options.parallel.max(1)).try_collect().await?;
+    let shaped = rows.into_iter().flatten().map(|row| shaped(&row[..kept], normalized));
+    Ok(Embedded { host, rows: shaped.collect::<Result<_, _>>()?, tokens })
 }
 
-fn refuse_dimensions(fields: &Fields<'_>, rows: &[Vec<f32>]) -> Result<(), Problem> {
-    let wanted: Option<usize> = fields.get("dimensions")?;
-    let has = rows.first().map_or(0, Vec::len);
-    match wanted {
-        Some(wanted) if wanted != has => {
-            let why = format!("dimensions is {wanted}, but the model gives {has}; leave it out");
-            Err(Problem::field("dimensions", why))
+/// An embedding as it is told.
+fn shaped(row: &[f64], normalized: bool) -> Result<Vec<f32>, Problem> {
+    let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+    if !length.is_finite() || length == 0.0 {
+        return Err(Problem::fault("the embedding is not finite; are the weights damaged?"));
+    }
+    let by = if normalized { length } else { 1.0 };
+    Ok(row.iter().map(|x| (x / by) as f32).collect())
+}
+
+/// Whether the length is to be one, in llama.cpp's words or in others'.
+fn normalized(fields: &Fields<'_>) -> Result<Option<bool>, Problem> {
+    match fields.get::<i64>("embd_normalize")? {
+        None => fields.get("normalize"),
+        Some(2) => Ok(Some(true)),
+        Some(-1) => Ok(Some(false)),
+        Some(other) => {
+            let why =
+                format!("embd_normalize is {other}; it has to be 2 (length one) or -1 (none)");
+            Err(Problem::field("embd_normalize", why))
         }
-        _ => Ok(()),
     }
 }
 
@@ -105,8 +174,9 @@ pub async fn embeddings(
             return Err(Problem::field("encoding_format", why));
         }
     };
-    let Embedded { host, rows, tokens } = embed(&server, &call, "input").await?;
-    refuse_dimensions(&fields, &rows)?;
+    let (normalized, dimensions) = (normalized(&fields)?, fields.get("dimensions")?);
+    let form = Form { name: "input", truncate: false, normalized, dimensions };
+    let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
     let one = |(index, row): (usize, &Vec<f32>)| {
         let bytes = || row.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let embedding = match as_base64 {
@@ -121,6 +191,20 @@ pub async fn embeddings(
     Ok(json_request::json(&all))
 }
 
+/// llama.cpp's embeddings: `content` or `input`, and a list of one row for each text.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn llama_embeddings(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
+    let name = if call.fields().value("content").is_some() { "content" } else { "input" };
+    let Embedded { rows, .. } = embed(&server, &call, name).await?;
+    let row = |(index, row): (usize, &Vec<f32>)| json!({"index": index, "embedding": [row]});
+    Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
+}
+
 /// Ollama's embeddings.
 ///
 /// # Errors
@@ -130,8 +214,11 @@ pub async fn ollama_embed(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let began = Instant::now();
-    let Embedded { host, rows, tokens } = embed(&server, &call, "input").await?;
-    refuse_dimensions(&call.fields(), &rows)?;
+    let fields = call.fields();
+    let truncate = fields.get("truncate")?.unwrap_or(true);
+    let dimensions = fields.get("dimensions")?;
+    let form = Form { name: "input", truncate, normalized: Some(true), dimensions };
+    let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
     Ok(json_request::json(&json!({
         "model": host.name,
         "embeddings": rows,
@@ -149,6 +236,7 @@ pub async fn ollama_embeddings(
     State(server): State<Arc<Server>>,
     call: JsonRequest,
 ) -> Result<Response, Problem> {
-    let Embedded { rows, .. } = embed(&server, &call, "prompt").await?;
+    let form = Form { name: "prompt", truncate: true, normalized: Some(true), dimensions: None };
+    let Embedded { rows, .. } = embed(&server, &call, form).await?;
     Ok(json_request::json(&json!({"embedding": rows.first()})))
 }

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use troika::engine::PromptProgress;
 use troika::trace::{Arg, Span};
 
 use crate::json_request;
@@ -58,6 +59,8 @@ fn model(listed: &ListedModel) -> Value {
     let mut model = json!({"name": listed.name, "state": state, "why": why, "devices": []});
     let ModelState::Open(host) = &listed.state else { return model };
     let figures = host.figures();
+    let prompt =
+        |p: &PromptProgress| json!({"tokens": p.total, "cached": p.cached, "read": p.done});
     for (name, value) in [
         ("devices", json!(host.model.plan().devices)),
         ("context", host.model.context().into()),
@@ -65,6 +68,7 @@ fn model(listed: &ListedModel) -> Value {
         ("sequences", figures.sequences.into()),
         ("pages_used", figures.pages.held.into()),
         ("pages", figures.pages.all.into()),
+        ("prompts", host.model.prompts().iter().map(prompt).collect()),
         ("prefill_tok_s", figures.prefill_rate.into()),
         ("decode_tok_s", figures.decode_rate.into()),
         ("expert_hits", json!(figures.expert_hits)),
@@ -156,7 +160,10 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
 /// Which model is asked about.
 #[derive(Deserialize)]
 pub struct OfModel {
-    model: Option<String>,
+    /// Its name.
+    pub model: Option<String>,
+    /// Whether a free slot is asked for.
+    pub fail_on_no_slot: Option<String>,
 }
 
 /// What runs where, and why.

@@ -7,14 +7,18 @@ mod constrain;
 mod embeddings;
 mod health;
 mod live;
+mod llama;
 mod models;
 mod ollama;
 mod ollama_models;
+mod prompts;
+mod props;
 mod request;
 mod responses;
 mod responses_form;
 mod responses_input;
 mod responses_stream;
+mod thinking;
 mod tokens;
 
 pub use ollama::rfc3339;
@@ -50,6 +54,17 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens));
+    let routes = routes
+        .route("/completion", post(llama::completion))
+        .route("/completions", post(llama::completion))
+        .route("/infill", post(llama::infill))
+        .route("/chat/completions", post(chat::chat))
+        .route("/embedding", post(embeddings::llama_embeddings))
+        .route("/embeddings", post(embeddings::llama_embeddings))
+        .route("/models", get(models::llama_list))
+        .route("/props", get(props::props))
+        .route("/slots", get(props::slots))
+        .route("/lora-adapters", get(props::lora_adapters));
     routes
         .route("/api/version", get(ollama_models::version))
         .route("/api/tags", get(ollama_models::tags))

@@ -37,6 +37,26 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
     json_request::json(&json!({"object": "list", "data": data}))
 }
 
+/// Lists the models as llama.cpp's server and its router do.
+pub async fn llama_list(State(server): State<Arc<Server>>) -> Response {
+    let list = server.models.list();
+    let with_status = |listed: &ListedModel| {
+        let mut model = model(&listed.name, listed);
+        model["aliases"] = json!(listed.names[1..]);
+        let (status, failed) = match &listed.state {
+            ModelState::Closed => ("unloaded", false),
+            ModelState::Loading => ("loading", false),
+            ModelState::Open(_) => ("loaded", false),
+            ModelState::Failed(_) => ("unloaded", true),
+        };
+        model["status"] = json!({"value": status, "failed": failed});
+        model
+    };
+    let data: Vec<Value> = list.iter().map(with_status).collect();
+    let models = super::ollama_models::entries(&server);
+    json_request::json(&json!({"object": "list", "data": data, "models": models}))
+}
+
 /// Tells of a model.
 ///
 /// # Errors

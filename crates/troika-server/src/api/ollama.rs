@@ -9,12 +9,13 @@ use serde_json::{Map, Value, json};
 use troika::Request;
 
 use super::chat::token_logprob;
-use super::request::{logprobs, max_tokens};
+use super::prompts::Prompt;
+use super::request::{go_on, logprobs, max_tokens};
 use crate::chat::{
     ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
-    chat_messages,
+    arguments_so_far, chat_messages,
 };
-use crate::completion::{self, Generation};
+use crate::completion::Generation;
 use crate::fields::Fields;
 use crate::grammar::Constrain;
 use crate::ids;
@@ -25,7 +26,8 @@ use crate::sampling;
 use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
-use troika::model::answer::{Delta, Format, ReaderOptions};
+use troika::model::answer::Delta;
+use troika::model::chat::rfc3339;
 
 /// Which of the two is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,15 +45,16 @@ pub async fn chat(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
-    let messages = with_thinking(fields.value("messages"));
-    let says = messages.as_ref().is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
+    let messages = fields.value("messages");
+    without_images(messages)?;
+    let says = messages.is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
     let form = match begin(&server, &call, Verb::Chat, says).await? {
         Begun::Answer(form) => form,
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
     let tools = Tools::read(&fields, "parameters")?;
-    let request = chat_request(&fields, &host, chat_messages(messages.as_ref())?, tools)?;
+    let request = chat_request(&fields, &host, chat_messages(messages)?, tools)?;
     let answers = super::request::start(&server, &host, call.client, request).await?;
     form.respond(answers, &fields).await
 }
@@ -65,22 +68,15 @@ pub async fn generate(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
-    if ["suffix", "images"]
-        .iter()
-        .any(|name| fields.value(name).is_some_and(|v| *v != "" && *v != json!([])))
-    {
-        return Err(Problem::bad(
-            "suffix and images cannot be honoured: the model reads text only",
-        ));
-    }
     let prompt: String = fields.get("prompt")?.unwrap_or_default();
     let form = match begin(&server, &call, Verb::Generate, !prompt.is_empty()).await? {
         Begun::Answer(form) => form,
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
-    let answers = if fields.flag("raw")? {
-        raw(&server, &host, &call, prompt).await?
+    let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
+    let answers = if fields.flag("raw")? || suffix.is_some() {
+        raw(&server, &host, &call, prompt, suffix).await?
     } else {
         let mut messages = Vec::new();
         if let Some(system) = fields.get::<String>("system")? {
@@ -99,7 +95,8 @@ enum Begun {
     Done(Response),
 }
 
-/// Opens the model. A request that says nothing does no more than that, or closes it.
+/// Opens the model, and keeps it open for as long as is asked. A request that says nothing does no
+/// more than that, or closes it.
 async fn begin(
     server: &Arc<Server>,
     call: &JsonRequest,
@@ -108,58 +105,84 @@ async fn begin(
 ) -> Result<Begun, Problem> {
     let asked = Instant::now();
     let fields = call.fields();
-    if unload(server, &fields, says).await? {
+    let kept = keep_alive(&fields)?;
+    if !says && kept == Some(Some(Duration::ZERO)) {
         let model: String = fields.need("model")?;
+        server.models.unload(&model).await;
         let done = object(verb, &model, "", Some("unload"));
         return Ok(Begun::Done(json_request::json(&done)));
     }
     let host = server.model(call.model()?.as_deref()).await?;
+    if let Some(time) = kept {
+        host.keep(time);
+    }
     if !says {
         return Ok(Begun::Done(json_request::json(&object(verb, &host.name, "", Some("load")))));
     }
     Ok(Begun::Answer(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
 }
 
-/// A request without a prompt that keeps the model for no time closes it, as Ollama's clients do.
-async fn unload(server: &Server, fields: &Fields<'_>, says: bool) -> Result<bool, Problem> {
-    let wrong = || {
-        let must = "keep_alive has to be a number of seconds, or a time such as 5m";
+/// How long a model is to stay open, as Go writes times: `None` is for ever.
+///
+/// # Errors
+/// It is no time.
+pub fn keep_alive(fields: &Fields<'_>) -> Result<Option<Option<Duration>>, Problem> {
+    let seconds = match fields.value("keep_alive") {
+        None => return Ok(None),
+        Some(Value::Number(n)) => n.as_f64(),
+        Some(Value::String(text)) => go_seconds(text),
+        Some(_) => None,
+    };
+    let seconds = seconds.ok_or_else(|| {
+        let must = "keep_alive has to be a number of seconds, or a time such as 5m or 1h30m";
         Problem::field("keep_alive", must)
-    };
-    let closes = match fields.value("keep_alive") {
-        None => false,
-        Some(Value::Number(n)) => n.as_f64() == Some(0.0),
-        Some(Value::String(text)) => {
-            let digits = text.trim_start_matches(['-', '+']);
-            let number = digits.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-            let good = digits.chars().all(|c| c.is_ascii_alphanumeric() || c == '.');
-            if number.is_empty() || !good || !number.starts_with(|c: char| c.is_ascii_digit()) {
-                return Err(wrong());
-            }
-            number.parse() == Ok(0.0)
-        }
-        Some(_) => return Err(wrong()),
-    };
-    if says || !closes {
-        return Ok(false);
-    }
-    let name: String = fields.need("model")?;
-    server.models.unload(&name).await;
-    Ok(true)
+    })?;
+    // What is below nothing, or beyond all times, is for ever.
+    Ok(Some(Duration::try_from_secs_f64(seconds).ok()))
 }
 
-/// The prompt as it is.
+/// The seconds of a time such as `1h30m`; without a unit it is of seconds.
+fn go_seconds(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 6] =
+        [("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let mut sum = None;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, more) = rest.split_at(end);
+        let unit = UNITS.iter().find(|(unit, _)| more.starts_with(unit));
+        let (unit, seconds) = unit.copied().unwrap_or(("", 1.0));
+        rest = &more[unit.len()..];
+        if unit.is_empty() && !rest.is_empty() {
+            return None;
+        }
+        sum = Some(sum.unwrap_or(0.0) + sign * number.parse::<f64>().ok()? * seconds);
+    }
+    sum
+}
+
+/// The prompt as it is, or what is between it and a suffix.
 async fn raw(
     server: &Arc<Server>,
     host: &InUse,
     call: &JsonRequest,
     prompt: String,
+    suffix: Option<String>,
 ) -> Result<ChatStream, Problem> {
     // What messages would say is in the prompt.
     let request = chat_request(&call.fields(), host, Vec::new(), Tools::default())?;
-    let (turn, bytes) = (Turn::new(server, host, call.client), prompt.len());
-    host.model.check_text(bytes)?;
-    let tokenize = move |host: &InUse| Ok(host.model.tokenize(&prompt)?.0);
+    let turn = Turn::new(server, host, call.client);
+    let bytes = prompt.len() + suffix.as_ref().map_or(0, String::len);
+    let tokenize = move |host: &InUse| {
+        let prompt = Prompt::of_text(&prompt, host)?;
+        Ok(match suffix {
+            Some(suffix) => prompt.before(&suffix, host)?.ids,
+            None => prompt.ids,
+        })
+    };
     let prompt = turn.prepare(bytes, tokenize).await?;
     let grammar = match request.constrain {
         Some(constrain) => Some(turn.compile(constrain).await?),
@@ -168,24 +191,19 @@ async fn raw(
     let max_tokens = server.options.max_tokens.into_iter().chain(request.max_tokens).min();
     let request =
         Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
-    let tokens = prompt.len();
-    let answers =
-        completion::start(&turn, Generation { prompt, request, choices: 1, grammar }).await?;
-    let reader = Format::detect(None).reader(ReaderOptions::default());
-    Ok(ChatStream::new(server.metrics.clone(), answers, vec![reader]).of_prompt(tokens))
+    go_on(&turn, Generation { prompt, request, choices: 1, grammar, ..Generation::default() }).await
 }
 
-/// Messages with their reasoning under the name that templates know.
-fn with_thinking(messages: Option<&Value>) -> Option<Value> {
-    let mut messages = messages?.clone();
-    // Anything but a list of objects is refused where messages are read.
-    let list = messages.as_array_mut().into_iter().flatten();
-    for message in list.filter_map(Value::as_object_mut) {
-        if let Some(thinking) = message.remove("thinking") {
-            message.insert("reasoning_content".into(), thinking);
-        }
+/// Refuses messages with pictures, in Ollama's words.
+fn without_images(messages: Option<&Value>) -> Result<(), Problem> {
+    let mut list = messages.and_then(Value::as_array).into_iter().flatten();
+    match list.any(|m| m["images"].as_array().is_some_and(|images| !images.is_empty())) {
+        true => Err(Problem::field(
+            "images",
+            "this model is missing data required for image input: it reads text only",
+        )),
+        false => Ok(()),
     }
-    Some(messages)
 }
 
 fn chat_request(
@@ -208,13 +226,6 @@ fn chat_request(
             return Err(Problem::field("format", "format has to be \"json\" or a JSON schema"));
         }
     };
-    let mut extra = Map::new();
-    if let Some(think) = fields.value("think") {
-        extra.insert("enable_thinking".into(), (*think != false).into());
-        if think.is_string() {
-            extra.insert("reasoning_effort".into(), think.clone());
-        }
-    }
     Ok(ChatRequest {
         messages,
         tools,
@@ -224,11 +235,13 @@ fn chat_request(
         stop: options.texts("stop")?,
         ignore_eos: false,
         choices: 1,
+        fresh: false,
         logprobs: match fields.flag("logprobs")? {
             true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
             false => None,
         },
-        extra,
+        extra: super::thinking::variables(fields, host)?,
+        thinking_budget: None,
         split_reasoning: true,
         whole_calls: true,
         continues: false,
@@ -238,15 +251,6 @@ fn chat_request(
 /// The time as RFC 3339 says it.
 fn now() -> String {
     rfc3339(ids::since_1970())
-}
-
-/// A time since 1970 as RFC 3339 says it.
-pub fn rfc3339(time: Duration) -> String {
-    let (year, month, day) = troika::date_of_day((time.as_secs() / 86_400) as i64);
-    let rest = time.as_secs() % 86_400;
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    let nanos = time.subsec_nanos();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
 }
 
 /// An answer, or the end of one with its reason.
@@ -272,7 +276,12 @@ struct OllamaForm {
 }
 
 impl OllamaForm {
-    async fn respond(self, answers: ChatStream, fields: &Fields<'_>) -> Result<Response, Problem> {
+    async fn respond(
+        self,
+        mut answers: ChatStream,
+        fields: &Fields<'_>,
+    ) -> Result<Response, Problem> {
+        answers.left_out.extend(self.left_out(fields, answers.usage().prompt)?);
         if fields.get("stream")?.unwrap_or(true) {
             return Ok(stream::respond(
                 answers,
@@ -286,6 +295,22 @@ impl OllamaForm {
             json_request::json(&self.last(&choice, &usage)),
             &answer.left_out,
         ))
+    }
+
+    /// What a model that is open already cannot do for a request with a prompt of so many tokens: a
+    /// longer context, or a shorter one that would shorten the prompt; thoughts that it has not.
+    fn left_out(&self, fields: &Fields<'_>, prompt: usize) -> Result<Vec<String>, Problem> {
+        let mut names = Vec::new();
+        if let Some(options) = fields.value("options") {
+            let wanted: Option<usize> = Fields::within("options", options)?.get("num_ctx")?;
+            if wanted.is_some_and(|n| n > self.host.model.context() || n < prompt) {
+                names.push("options.num_ctx".into());
+            }
+        }
+        if fields.value("think").is_some_and(|think| *think != false) && !self.host.thinks() {
+            names.push("think".into());
+        }
+        Ok(names)
     }
 
     fn part(&self, text: &str) -> Value {
@@ -338,8 +363,7 @@ impl OllamaForm {
 }
 
 fn tool_call(name: &str, arguments: &str) -> Value {
-    let arguments: Value = serde_json::from_str(arguments).unwrap_or(json!({}));
-    json!({"function": {"name": name, "arguments": arguments}})
+    json!({"function": {"name": name, "arguments": arguments_so_far(arguments)}})
 }
 
 /// Writes an object a line.
@@ -378,6 +402,7 @@ impl EventWriter for OllamaWriter {
 
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
+            ChatEvent::Prompt(..) => {}
             ChatEvent::More(_, deltas, logprobs) => {
                 deltas.into_iter().for_each(|delta| match delta {
                     Delta::Content(text) => {

@@ -1,19 +1,22 @@
 //! Ollama's lists of models.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
+use troika::model::families::gguf_name;
+use troika::model::spec::Layer;
 
-use super::ollama::rfc3339;
 use crate::ids;
 use crate::json_request::{self, JsonRequest};
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::OpenModel;
 use crate::problem::Problem;
 use crate::state::Server;
+use troika::model::chat::rfc3339;
 
 /// The version of Ollama's interface that is spoken: editors ask whether it is new enough.
 const VERSION: &str = "0.12.0";
@@ -39,7 +42,7 @@ fn parameters(host: &OpenModel) -> u64 {
 fn details(listed: &ListedModel) -> Value {
     let (mut family, mut size, mut quantization) = (String::new(), String::new(), String::new());
     if let ModelState::Open(host) = &listed.state {
-        family = host.model.spec().family.to_string();
+        family = gguf_name(&host.model.spec().family).to_string();
         size = match parameters(host) as f64 {
             n if n >= 1e9 => format!("{:.1}B", n / 1e9),
             n => format!("{:.1}M", n / 1e6),
@@ -78,22 +81,54 @@ fn entry(server: &Server, name: &str, listed: &ListedModel) -> Value {
     })
 }
 
-/// The models on offer.
-pub async fn tags(State(server): State<Arc<Server>>) -> Response {
+/// The models on offer, by all their names.
+pub fn entries(server: &Server) -> Value {
     let list = server.models.list();
     let of = |listed: &ListedModel| -> Vec<Value> {
-        listed.names.iter().map(|name| entry(&server, name, listed)).collect()
+        listed.names.iter().map(|name| entry(server, name, listed)).collect()
     };
-    let models: Vec<Value> = list.iter().flat_map(of).collect();
-    json_request::json(&json!({"models": models}))
+    list.iter().flat_map(of).collect()
 }
+
+/// The models on offer.
+pub async fn tags(State(server): State<Arc<Server>>) -> Response {
+    json_request::json(&json!({"models": entries(&server)}))
+}
+
+/// For ever, as far as clients can tell.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// The models that are open.
 pub async fn ps(State(server): State<Arc<Server>>) -> Response {
     let list = server.models.list();
-    let open = list.iter().filter(|listed| matches!(listed.state, ModelState::Open(_)));
-    let models: Vec<Value> = open.map(|listed| entry(&server, &listed.name, listed)).collect();
+    let open = |listed: &ListedModel| {
+        let ModelState::Open(host) = &listed.state else { return None };
+        let mut model = entry(&server, &listed.name, listed);
+        let closes = host.left(server.options.keep_alive).unwrap_or(FOR_EVER).min(FOR_EVER);
+        model["expires_at"] = rfc3339(ids::since_1970() + closes).into();
+        model["size_vram"] = 0.into();
+        model["context_length"] = host.model.context().into();
+        Some(model)
+    };
+    let models: Vec<Value> = list.iter().filter_map(open).collect();
     json_request::json(&json!({"models": models}))
+}
+
+/// The chat template. Editors look for Ollama's name of a suffix in it before they send one.
+fn template(host: &OpenModel) -> String {
+    let template = host.model.template(false).unwrap_or(NO_TEMPLATE);
+    let fills_in = host.model.tokenizer().is_some_and(|t| t.fim().is_some());
+    let suffix = if fills_in { "{#- .Suffix: /api/generate fills in -#}" } else { "" };
+    format!("{suffix}{template}")
+}
+
+/// What a model can do, as Ollama finds it: in its chat template, and in its tokens.
+fn capabilities(host: &OpenModel) -> Vec<&'static str> {
+    let tools = host.model.template(true).is_some_and(|template| template.contains("tools"));
+    let insert = host.model.tokenizer().is_some_and(|t| t.fim().is_some());
+    let known = [("completion", true), ("tools", tools), ("insert", insert)];
+    let known = known.into_iter().chain([("thinking", host.thinks())]);
+    known.filter(|(_, can)| *can).map(|(name, _)| name).collect()
 }
 
 /// Tells of a model. It is opened for that.
@@ -111,7 +146,7 @@ pub async fn show(
     let listed = list.iter().find(|listed| listed.name == host.name);
     let gone = || Problem::new(StatusCode::NOT_FOUND, "the model was closed; ask again");
     let (model, spec) = (&host.model, host.model.spec());
-    let arch = spec.family.to_string();
+    let arch = gguf_name(&spec.family);
     let mut info = json!({
         "general.architecture": arch,
         "general.parameter_count": parameters(&host),
@@ -119,14 +154,18 @@ pub async fn show(
     info[format!("{arch}.context_length")] = spec.context.into();
     info[format!("{arch}.embedding_length")] = spec.hidden.into();
     info[format!("{arch}.block_count")] = spec.layers.len().into();
+    if let Some(attn) = spec.layers.iter().find_map(Layer::attention) {
+        info[format!("{arch}.attention.head_count")] = attn.heads.into();
+        info[format!("{arch}.attention.head_count_kv")] = attn.kv_heads.into();
+    }
     Ok(json_request::json(&json!({
         "license": "",
         "modelfile": "",
         "parameters": "",
-        "template": model.template(false).unwrap_or(NO_TEMPLATE),
+        "template": template(&host),
         "modified_at": since(&server),
         "details": details(listed.ok_or_else(gone)?),
         "model_info": info,
-        "capabilities": ["completion", "tools", "embedding"],
+        "capabilities": capabilities(&host),
     })))
 }

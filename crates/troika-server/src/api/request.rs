@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
+use crate::completion::{self, Generation};
 use crate::fields::Fields;
 use crate::limits::{CHOICES, LOGPROBS};
 use crate::open_model::InUse;
@@ -13,6 +14,17 @@ use crate::queue::Client;
 use crate::sampling;
 use crate::state::Server;
 use crate::turn::Turn;
+use troika::model::answer::{Format, ReaderOptions};
+
+/// Names by which clients bound thoughts.
+const BUDGETS: &[&str] = &[
+    "reasoning_budget",
+    "reasoning_budget_tokens",
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "thinking_token_budget",
+    "max_thinking_tokens",
+];
 
 /// A request with its messages and tools, and otherwise what the fields say in OpenAI's or vLLM's
 /// words.
@@ -25,10 +37,6 @@ pub fn chat_request(
     messages: Vec<Value>,
     tools: Tools,
 ) -> Result<ChatRequest, Problem> {
-    let mut extra: Map<String, Value> = fields.get("chat_template_kwargs")?.unwrap_or_default();
-    if let Some(effort) = fields.get::<String>("reasoning_effort")? {
-        extra.entry("reasoning_effort").or_insert(effort.into());
-    }
     let whole = fields.get::<String>("reasoning_format")?.is_some_and(|f| f == "none");
     Ok(ChatRequest {
         messages,
@@ -39,8 +47,10 @@ pub fn chat_request(
         stop: fields.texts("stop")?,
         ignore_eos: fields.flag("ignore_eos")?,
         choices: choices(fields)?,
+        fresh: fresh(fields)?,
         logprobs: None,
-        extra,
+        extra: super::thinking::variables(fields, host)?,
+        thinking_budget: max_tokens(fields, BUDGETS)?,
         split_reasoning: !whole,
         whole_calls: !fields.flag("stream")?,
         continues: fields.flag("continue_final_message")?,
@@ -65,6 +75,15 @@ pub fn max_tokens(fields: &Fields<'_>, names: &[&str]) -> Result<Option<usize>, 
     Ok(None)
 }
 
+/// Whether the prompt is computed as a whole, whatever of it is cached: llama.cpp's `cache_prompt`
+/// says no.
+///
+/// # Errors
+/// It is neither true nor false.
+pub fn fresh(fields: &Fields<'_>) -> Result<bool, Problem> {
+    Ok(fields.get("cache_prompt")? == Some(false))
+}
+
 /// How many answers.
 ///
 /// # Errors
@@ -86,6 +105,18 @@ pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
         return Ok(n);
     }
     Err(Problem::field(name, format!("{name} is {n}; it has to be from 0 to {LOGPROBS}")))
+}
+
+/// Starts the answers to a prompt; their text is passed on as it is.
+///
+/// # Errors
+/// The queue is full, or the request cannot be served.
+pub async fn go_on(turn: &Turn, generation: Generation) -> Result<ChatStream, Problem> {
+    let (choices, tokens) = (generation.choices, generation.prompt.len());
+    let answers = completion::start(turn, generation).await?;
+    let format = Format::detect(None);
+    let readers = (0..choices).map(|_| format.reader(ReaderOptions::default())).collect();
+    Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers).of_prompt(tokens))
 }
 
 /// Starts the answers.

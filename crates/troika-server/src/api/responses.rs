@@ -40,9 +40,6 @@ pub async fn responses(
             request.constrain = super::constrain::format(format, "text.format")?;
         }
     }
-    if let Some(effort) = fields.value("reasoning").and_then(|r| r["effort"].as_str()) {
-        request.extra.insert("reasoning_effort".into(), effort.into());
-    }
     let form = ResponseForm::new(&fields, &host.name);
     let streams = fields.flag("stream")?;
     let answers = start(&server, &host, call.client, request).await?;

@@ -32,6 +32,10 @@ pub fn messages(
         }
         _ => return Err(missing()),
     }
+    // A thought that neither a message nor a call followed.
+    messages.retain(|m| {
+        m["role"] != "assistant" || !m["content"].is_null() || m.get("tool_calls").is_some()
+    });
     chat_messages(Some(&messages.into())).map_err(|e| Problem { param: Some("input".into()), ..e })
 }
 
@@ -39,8 +43,10 @@ pub fn messages(
 fn add_item(item: &Value, out: &mut Vec<Value>) -> Result<bool, Problem> {
     match item["type"].as_str() {
         Some("message") | None => {
-            let content = text_of(&item["content"])?;
-            out.push(json!({"role": item["role"], "content": content}));
+            match out.last_mut().filter(|last| item["role"] == "assistant" && thinks(last)) {
+                Some(last) => last["content"] = text_of(&item["content"])?.into(),
+                None => out.push(json!({"role": item["role"], "content": item["content"]})),
+            }
         }
         // Calls by other servers, of tools that they run, have their input under other names.
         Some(kind) if kind.ends_with("_call") && item["call_id"].is_string() => {
@@ -63,7 +69,7 @@ fn add_item(item: &Value, out: &mut Vec<Value>) -> Result<bool, Problem> {
                     None => drop(last.insert("tool_calls".into(), json!([call]))),
                 },
                 None => {
-                    out.push(json!({"role": "assistant", "content": "", "tool_calls": [call]}));
+                    out.push(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
                 }
             }
         }
@@ -74,11 +80,30 @@ fn add_item(item: &Value, out: &mut Vec<Value>) -> Result<bool, Problem> {
             };
             out.push(json!({"role": "tool", "tool_call_id": item["call_id"], "content": content}));
         }
-        // What a model thought is not told to it again, as its authors have it.
-        Some("reasoning") => {}
+        // It belongs to what follows: a call or a message. Templates know which thoughts to show.
+        Some("reasoning") => {
+            let text = |name: &str| -> String {
+                let parts = item[name].as_array().into_iter().flatten();
+                parts.filter_map(|part| part["text"].as_str()).collect()
+            };
+            let full = text("content");
+            let thought = if full.is_empty() { text("summary") } else { full };
+            if !thought.is_empty() {
+                out.push(
+                    json!({"role": "assistant", "content": null, "reasoning_content": thought}),
+                );
+            }
+        }
         Some(_) => return Ok(false),
     }
     Ok(true)
+}
+
+/// Whether a message is a thought that waits for what follows.
+fn thinks(message: &Value) -> bool {
+    message["reasoning_content"].is_string()
+        && message["content"].is_null()
+        && message.get("tool_calls").is_none()
 }
 
 #[cfg(test)]
@@ -96,7 +121,7 @@ mod tests {
             "instructions": "be brief",
             "input": [
                 {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-                {"type": "reasoning", "summary": []},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
                 {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"x\":1}"},
                 {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "a", "output": "1"},
@@ -107,6 +132,10 @@ mod tests {
                 {"type": "local_shell_call_output", "call_id": "e", "output": {"exit": 0}},
                 {"type": "web_search_call", "id": "ws", "action": {"type": "search"}},
                 {"type": "compaction", "encrypted_content": "x"},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "lost"}]},
+                {"role": "user", "content": "b"},
             ],
         });
         let call = |id: &str, name: &str, arguments| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
@@ -114,12 +143,14 @@ mod tests {
         let expected = json!([
             {"role": "system", "content": "be brief"},
             {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "assistant", "content": null, "reasoning_content": "t", "tool_calls": calls},
             {"role": "tool", "content": "1", "tool_call_id": "a"},
-            {"role": "assistant", "content": "", "tool_calls": [call("c", "n.f", json!({})), call("d", "patch", json!({"input": "*** a"}))]},
+            {"role": "assistant", "content": null, "tool_calls": [call("c", "n.f", json!({})), call("d", "patch", json!({"input": "*** a"}))]},
             {"role": "tool", "content": "2", "tool_call_id": "d"},
-            {"role": "assistant", "content": "", "tool_calls": [call("e", "local_shell", json!({"type": "exec", "command": ["ls"]}))]},
+            {"role": "assistant", "content": null, "tool_calls": [call("e", "local_shell", json!({"type": "exec", "command": ["ls"]}))]},
             {"role": "tool", "content": "{\"exit\":0}", "tool_call_id": "e"},
+            {"role": "assistant", "content": "a", "reasoning_content": "s"},
+            {"role": "user", "content": "b"},
         ]);
         let mut left_out = BTreeSet::new();
         let fields = Fields::of(body.as_object().unwrap());

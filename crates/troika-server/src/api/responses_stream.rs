@@ -158,6 +158,7 @@ impl EventWriter for ResponseWriter {
             ChatEvent::More(_, deltas, _) => {
                 deltas.into_iter().for_each(|delta| self.delta(delta, out));
             }
+            ChatEvent::Prompt(..) => {}
             ChatEvent::End(_, reason, _) => self.reason = reason,
         }
     }

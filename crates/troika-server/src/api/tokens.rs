@@ -5,9 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use troika::{Conversation, today};
+use troika::Conversation;
+use troika::model::chat::local_time;
 
 use crate::chat::{Tools, chat_messages, text_bytes};
+use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
 use crate::limits;
 use crate::open_model::InUse;
@@ -30,17 +32,17 @@ pub async fn tokenize(
     let by_content = fields.value("content").is_some();
     let text: Option<String> =
         if by_content { fields.get("content")? } else { fields.get("prompt")? };
-    let messages = fields.value("messages").map(|m| chat_messages(Some(m))).transpose()?;
+    let talk = fields.value("messages").map(|_| conversation(&fields, &host)).transpose()?;
     let pieces = fields.flag("with_pieces")?;
     let parse_special = fields.get("parse_special")?.unwrap_or(true);
     let turn = Turn::new(&server, &host, call.client);
-    let given = messages.as_deref().unwrap_or_default();
+    let given = talk.as_ref().map_or(&[][..], |talk| &talk.messages);
     let of_text = text.as_ref().map_or(0, String::len);
     host.model.check_text(of_text + text_bytes(given))?;
     let bytes = of_text + given.iter().map(limits::size).sum::<usize>();
     let tokenize = move |host: &InUse| {
-        if let Some(messages) = messages {
-            let prompt = host.model.chat_prompt(&Conversation::new(messages))?;
+        if let Some(talk) = talk {
+            let prompt = host.model.chat_prompt(&talk)?;
             host.model.check_text(prompt.text.len())?;
             return Ok(host.model.tokenize_chat(&prompt)?.0);
         }
@@ -125,17 +127,20 @@ pub async fn apply_template(
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let host = server.model(call.model()?.as_deref()).await?;
-    let fields = call.fields();
-    let messages = chat_messages(fields.value("messages"))?;
-    let tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
-    let extra = fields.get("chat_template_kwargs")?.unwrap_or_default();
-    let bytes = messages.iter().map(limits::size).sum();
-    let render = move |host: &InUse| {
-        let tools = tools.for_template();
-        let conversation =
-            Conversation { tools, extra, today: today(), ..Conversation::new(messages) };
-        Ok(host.model.chat_prompt(&conversation)?.text)
-    };
+    let talk = conversation(&call.fields(), &host)?;
+    let bytes = talk.messages.iter().map(limits::size).sum();
+    let render = move |host: &InUse| Ok(host.model.chat_prompt(&talk)?.text);
     let prompt = Turn::new(&server, &host, call.client).prepare(bytes, render).await?;
     Ok(json_request::json(&json!({"prompt": prompt})))
+}
+
+/// A conversation as the chat interface reads it.
+fn conversation(fields: &Fields<'_>, host: &InUse) -> Result<Conversation, Problem> {
+    Ok(Conversation {
+        tools: Tools::read(fields, "parameters")?.chosen(fields)?.for_template(),
+        extra: super::thinking::variables(fields, host)?,
+        now: Some(local_time()),
+        add_generation_prompt: fields.get("add_generation_prompt")?.unwrap_or(true),
+        ..Conversation::new(chat_messages(fields.value("messages"))?)
+    })
 }

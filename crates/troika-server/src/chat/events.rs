@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc::error::TryRecvError;
+use troika::engine::PromptProgress;
 use troika::engine::sample::Logprobs;
 use troika::{Finish, Output, Stats, TextPiece};
 
@@ -63,6 +65,9 @@ pub struct Usage {
 /// News of an answer.
 #[derive(Clone, Debug)]
 pub enum ChatEvent {
+    /// How far the prompt is read, and for how long. It comes before everything else: first with
+    /// what was cached, at last with all.
+    Prompt(PromptProgress, Duration),
     /// More of an answer; the list may be empty.
     More(usize, Vec<Delta>, Vec<TokenLogprob>),
     /// The end of an answer, and the stop text that ended it.
@@ -253,6 +258,11 @@ impl ChatStream {
                 self.end(index, &output, &rest);
                 return Ok(());
             }
+            Some(Progress::Prompt(progress, time)) => {
+                self.usage.cached = progress.cached;
+                self.pending.push_back(ChatEvent::Prompt(progress, time));
+                return Ok(());
+            }
             Some(Progress::Failed(problem)) => problem,
             None => Problem::fault("the answer was given up; please report it"),
         };
@@ -298,9 +308,11 @@ impl ChatStream {
         }
         let reason = match output.finish {
             // An answer that was cut off is not complete, whatever it holds.
-            Finish::Length | Finish::Context | Finish::Budget => EndReason::Length,
+            Finish::Length | Finish::Context | Finish::Budget | Finish::Cancelled => {
+                EndReason::Length
+            }
             _ if choice.calls > 0 => EndReason::ToolCalls,
-            Finish::Stop | Finish::Cancelled => EndReason::Stop,
+            Finish::Stop => EndReason::Stop,
         };
         self.record.note(|told| told.why.insert(reason.name().into()));
         self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));
@@ -314,6 +326,7 @@ impl ChatStream {
         let mut choices = vec![ChoiceAnswer::default(); self.choices.len()];
         while let Some(event) = self.next().await {
             match event? {
+                ChatEvent::Prompt(..) => {}
                 ChatEvent::More(index, deltas, logprobs) => {
                     let Some(choice) = choices.get_mut(index) else { continue };
                     deltas.into_iter().for_each(|delta| choice.add(delta));

@@ -1,6 +1,6 @@
 //! Messages of a conversation as templates read them.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use troika::model::chat::ChatPrompt;
 
 use crate::ids;
@@ -40,6 +40,51 @@ pub fn text_of(content: &Value) -> Result<String, Problem> {
     }
 }
 
+/// A user's content: several texts stay parts, for templates that write something between them.
+///
+/// # Errors
+/// A part other than text.
+pub fn content_of(content: &Value) -> Result<Value, Problem> {
+    match content.as_array().filter(|parts| parts.len() > 1) {
+        Some(parts) => parts.iter().map(|part| Ok(text_part(&text_of(&json!([part]))?))).collect(),
+        None => Ok(text_of(content)?.into()),
+    }
+}
+
+/// A part that is a text.
+pub fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// The texts of a content that has been checked.
+fn texts(content: &Value) -> impl Iterator<Item = &str> {
+    let parts = content.as_array().into_iter().flatten();
+    content.as_str().into_iter().chain(parts.filter_map(|part| part["text"].as_str()))
+}
+
+/// A system prompt without the line that some agents begin it with. It counts their requests, and
+/// differs in each, so that no beginning of a prompt would be kept.
+pub fn without_billing(system: &str) -> Option<&str> {
+    let line = system.strip_prefix("x-anthropic-billing-header:")?;
+    Some(line.split_once('\n').map_or("", |(_, rest)| rest))
+}
+
+/// What an assistant thought, under any name that clients send it back by.
+fn thought(message: &Map<String, Value>) -> Option<Value> {
+    let named = ["reasoning_content", "reasoning", "thinking"].map(|name| message.get(name));
+    let named = named.into_iter().flatten().find(|text| text.is_string()).cloned();
+    let parts = message.get("content").and_then(Value::as_array).into_iter().flatten();
+    let parts = parts
+        .filter(|part| thinks(part))
+        .filter_map(|p| p["thinking"].as_str().or(p["text"].as_str()));
+    let parts: String = parts.collect();
+    named.or((!parts.is_empty()).then(|| parts.into()))
+}
+
+fn thinks(part: &Value) -> bool {
+    matches!(part["type"].as_str(), Some("thinking" | "reasoning"))
+}
+
 /// Checks OpenAI's messages, and makes texts of their contents and objects of their calls'
 /// arguments, as templates read them.
 ///
@@ -72,12 +117,27 @@ fn chat_message(message: &Value) -> Result<Value, Problem> {
     if content.is_null() && role != "assistant" {
         return Err(wrong(&format!("of the role {role} need a content")));
     }
-    let content = text_of(content)?;
-    out.insert("content".into(), content.into());
-    for name in ["name", "tool_call_id", "reasoning_content"] {
-        if let Some(text) = message.get(name).filter(|v| v.is_string()) {
-            out.insert(name.into(), text.clone());
+    let content = match role {
+        "user" => content_of(content)?,
+        // Templates tell calls alone from calls beside a text.
+        _ if content.is_null() && message.get("tool_calls").is_some_and(Value::is_array) => {
+            Value::Null
         }
+        _ => match content.as_array().filter(|_| role == "assistant") {
+            Some(parts) => {
+                text_of(&parts.iter().filter(|part| !thinks(part)).cloned().collect())?.into()
+            }
+            None => text_of(content)?.into(),
+        },
+    };
+    out.insert("content".into(), content);
+    for (to, name) in [("name", "name"), ("name", "tool_name"), ("tool_call_id", "tool_call_id")] {
+        if let Some(text) = message.get(name).filter(|v| v.is_string()) {
+            out.insert(to.into(), text.clone());
+        }
+    }
+    if let Some(thought) = thought(message).filter(|_| role == "assistant") {
+        out.insert("reasoning_content".into(), thought);
     }
     if let Some(Value::Array(calls)) = message.get("tool_calls")
         && !calls.is_empty()
@@ -109,7 +169,7 @@ fn call(call: &Value) -> Result<Value, Problem> {
 
 /// The bytes of the texts of messages: their names and calls do not count towards the context.
 pub fn text_bytes(messages: &[Value]) -> usize {
-    messages.iter().map(|message| message["content"].as_str().map_or(0, str::len)).sum()
+    messages.iter().flat_map(|message| texts(&message["content"])).map(str::len).sum()
 }
 
 /// Messages for a model without a template: calls are written into the texts, in Hermes's format,
@@ -142,7 +202,7 @@ pub(super) fn mark_last(messages: &mut [Value]) -> Result<String, Problem> {
                    tools' results";
         return Err(Problem::field("messages", why));
     }
-    let content = last["content"].as_str().unwrap_or_default();
+    let content: String = texts(&last["content"]).collect();
     // If the blank is gone afterwards, the template trims messages.
     last["content"] = format!("{content}{mark} ").into();
     Ok(mark)
@@ -174,7 +234,7 @@ mod tests {
     use serde_json::json;
     use troika::model::chat::{ChatInput, ChatPrompt, ChatTemplate};
 
-    use super::{chat_messages, cut_at, mark_last, text_bytes};
+    use super::{chat_messages, cut_at, mark_last, text_bytes, without_billing};
     use crate::problem::Problem;
 
     #[test]
@@ -191,11 +251,31 @@ mod tests {
         ]);
         let expected = json!([
             {"role": "system", "content": "ab"},
-            {"role": "assistant", "content": "", "tool_calls": calls_of(json!({"x": [1]}))},
-            {"role": "assistant", "content": "", "tool_calls": calls_of(json!("not json"))},
+            {"role": "assistant", "content": null, "tool_calls": calls_of(json!({"x": [1]}))},
+            {"role": "assistant", "content": null, "tool_calls": calls_of(json!("not json"))},
             {"role": "tool", "content": "c", "tool_call_id": "a"},
         ]);
         assert_eq!(json!(chat_messages(Some(&messages)).unwrap()), expected);
+    }
+
+    #[test]
+    fn thoughts_come_under_any_name_and_users_parts_stay() {
+        let part = |text: &str| json!({"type": "text", "text": text});
+        let thinks = json!([{"type": "thinking", "thinking": "t"}, part("a")]);
+        let messages = json!([
+            {"role": "user", "content": [part("a"), {"type": "input_text", "text": "b"}]},
+            {"role": "assistant", "content": "a", "reasoning": "t"},
+            {"role": "assistant", "content": "a", "thinking": "t", "reasoning": null},
+            {"role": "assistant", "content": thinks},
+        ]);
+        let thought = json!({"role": "assistant", "content": "a", "reasoning_content": "t"});
+        let user = json!({"role": "user", "content": [part("a"), part("b")]});
+        let expected = [user, thought.clone(), thought.clone(), thought];
+        assert_eq!(chat_messages(Some(&messages)).unwrap(), expected);
+        assert_eq!(text_bytes(&expected), 5);
+        let system = "x-anthropic-billing-header: cch=a;\nBe brief.";
+        assert_eq!(without_billing(system), Some("Be brief."));
+        assert_eq!(without_billing("Be brief."), None);
     }
 
     #[test]

@@ -5,18 +5,20 @@ mod messages;
 mod tools;
 
 pub use events::{ChatAnswer, ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
-pub use messages::{chat_messages, text_bytes, text_of};
-pub use tools::{ToolChoice, Tools, full_name};
+pub use messages::{chat_messages, text_bytes, text_of, text_part, without_billing};
+pub use tools::{ToolChoice, Tools, arguments_so_far, full_name};
 
 use serde_json::{Map, Value};
 use troika::engine::sample::SampleParams;
-use troika::{Conversation, Request, today};
+use troika::model::chat::local_time;
+use troika::{Conversation, Request};
 
 use crate::completion::{self, Generation};
 use crate::grammar::Constrain;
 use crate::limits;
 use crate::open_model::InUse;
 use crate::problem::Problem;
+use crate::thinking::ThinkingBudget;
 use crate::turn::Turn;
 use troika::model::answer::{Format, Reader, ReaderOptions};
 
@@ -39,10 +41,14 @@ pub struct ChatRequest {
     pub ignore_eos: bool,
     /// How many answers.
     pub choices: usize,
+    /// Whether the prompt is computed as a whole, whatever of it is cached.
+    pub fresh: bool,
     /// Whether probabilities are told, and of how many other tokens.
     pub logprobs: Option<usize>,
     /// Variables for the chat template.
     pub extra: Map<String, Value>,
+    /// The most tokens of thoughts; `None`: as many as the model wants.
+    pub thinking_budget: Option<usize>,
     /// Whether reasoning is told apart from the answer.
     pub split_reasoning: bool,
     /// Whether calls are told when they are complete, so that broken ones are text.
@@ -96,17 +102,18 @@ impl ChatRequest {
             false => messages::with_calls_as_text(&self.messages),
         };
         let mark = self.continues.then(|| messages::mark_last(&mut messages)).transpose()?;
+        let off = self.extra.get("enable_thinking").is_some_and(|on| *on == false);
         let conversation = Conversation {
             tools: self.tools.for_template(),
             extra: self.extra,
-            today: today(),
+            now: Some(local_time()),
             add_generation_prompt: !self.continues,
             ..Conversation::new(messages)
         };
         let mut rendered = model.chat_prompt(&conversation)?;
         if let Some(mark) = mark {
-            let content = self.messages.last().and_then(|m| m["content"].as_str());
-            messages::cut_at(&mark, content.unwrap_or_default(), &mut rendered)?;
+            let content = self.messages.last().map(|m| text_of(&m["content"])).transpose()?;
+            messages::cut_at(&mark, &content.unwrap_or_default(), &mut rendered)?;
         }
         model.check_text(rendered.text.len())?;
         let (prompt, _) = model.tokenize_chat(&rendered)?;
@@ -115,32 +122,36 @@ impl ChatRequest {
             tools: if shown { self.tools.list.as_slice().into() } else { [].into() },
             reasoning: self.split_reasoning,
             opened,
-            whole_calls: self.whole_calls,
+            // A forced call cannot fail in its middle. It can be cut off.
+            whole_calls: self.whole_calls && !self.tools.forced(),
         };
         let mut tools = self.tools;
-        let forced = tools.grammar(&format, opened, &|text| control_token(host, text));
-        let constrain = match (forced, self.constrain) {
-            (Some(_), Some(_)) => {
-                return Err(Problem::field(
-                    "tool_choice",
-                    "a call of a tool and a response format cannot both be forced; leave one out",
-                ));
-            }
-            (Some(grammar), None) => Some(Constrain::Lark(grammar)),
-            (None, constrain) => constrain,
-        };
+        let thoughts = format.thoughts.filter(|_| !format.closed_by(&rendered.text));
+        let held = Format { thoughts, ..format };
+        let special = |text: &str| control_token(host, text);
+        let constrain = tools.constrain(&held, opened, self.constrain, &special);
         let keeps = |text: &&str| model.tokenizer().and_then(|t| t.id(text));
         let reads = reader.reasoning || !reader.tools.is_empty();
         let markers = if reads { format.markers() } else { Vec::new() };
+        let max_tokens = most.into_iter().chain(self.max_tokens).min();
+        // What must follow a thought needs room, too.
+        let room =
+            model.context().saturating_sub(prompt.len()).min(max_tokens.unwrap_or(usize::MAX));
+        let budget = self.thinking_budget.or(off.then_some(0));
+        let budget = budget.or(constrain.is_some().then_some(room / 2));
+        let thinking =
+            budget.and_then(|budget| ThinkingBudget::new(host, &held, shown, opened, budget));
         let request = Request {
             params: self.params,
-            max_tokens: most.into_iter().chain(self.max_tokens).min(),
+            max_tokens,
             stop: self.stop,
             ignore_eos: self.ignore_eos,
             logprobs: self.logprobs,
             keep_tokens: markers.iter().filter_map(keeps).collect(),
         };
-        let generation = Generation { prompt, request, choices: self.choices, grammar: None };
+        let (choices, fresh) = (self.choices, self.fresh);
+        let generation =
+            Generation { prompt, request, choices, thinking, fresh, ..Generation::default() };
         Ok((Prepared { generation, format, reader, tools }, constrain))
     }
 }

@@ -1,8 +1,8 @@
 //! Tools that a model may or must call.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::fields::Fields;
 use crate::grammar::{Constrain, HeldSchema};
@@ -29,6 +29,8 @@ pub enum ToolChoice {
 pub struct Tools {
     /// The tools.
     pub list: Vec<ToolSpec>,
+    /// The tools by their names as templates are given them: with the members that the client sent.
+    given: BTreeMap<String, Value>,
     /// Whether they are called.
     pub choice: ToolChoice,
     /// Whether only one may be called at once.
@@ -47,6 +49,37 @@ pub fn full_name(value: &Value) -> Value {
     }
 }
 
+/// The arguments of a call; of one that was cut off, as far as they came.
+pub fn arguments_so_far(text: &str) -> Value {
+    if let Ok(whole) = serde_json::from_str(text) {
+        return whole;
+    }
+    let (mut open, mut in_string, mut escaped) = (String::new(), false, false);
+    // Where what precedes is complete, with what closes it.
+    let mut good = (0, String::new());
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if std::mem::take(&mut escaped) => {}
+            '\\' => escaped = in_string,
+            '"' => in_string = !in_string,
+            _ if in_string => {}
+            '{' | '[' => {
+                open.insert(0, if c == '{' { '}' } else { ']' });
+                good = (at + 1, open.clone());
+            }
+            '}' | ']' => {
+                open.drain(..open.len().min(1));
+                good = (at + 1, open.clone());
+            }
+            ',' => good = (at, open.clone()),
+            _ => {}
+        }
+    }
+    let quote = if in_string { "\"" } else { "" };
+    let all = [format!("{text}{quote}{open}"), format!("{}{}", &text[..good.0], good.1)];
+    all.iter().find_map(|closed| serde_json::from_str(closed).ok()).unwrap_or(json!({}))
+}
+
 /// A function that the model may call, from fields `name`, `description` and a schema.
 fn tool(fields: &Fields<'_>, schema: &str, namespace: &str) -> Result<ToolSpec, Problem> {
     let name = format!("{namespace}{}", fields.need::<String>("name")?);
@@ -62,6 +95,31 @@ fn tool(fields: &Fields<'_>, schema: &str, namespace: &str) -> Result<ToolSpec, 
     }
     let description = fields.get("description")?.unwrap_or_default();
     Ok(ToolSpec { name, description, parameters })
+}
+
+/// A tool as templates are given it: as it is, in the form of OpenAI's chat interface.
+fn given(value: &Value, tool: &ToolSpec) -> Value {
+    let mut outer = value.as_object().cloned().unwrap_or_default();
+    let inner = match outer.get("function").and_then(Value::as_object) {
+        Some(inner) => inner.clone(),
+        None => std::mem::take(&mut outer),
+    };
+    let mut function = Map::new();
+    for (name, member) in inner {
+        match name.as_str() {
+            "name" => drop(function.insert(name, tool.name.as_str().into())),
+            // Anthropic's name. The second is for its cache.
+            "input_schema" => drop(function.insert("parameters".into(), member)),
+            "type" | "cache_control" => {}
+            _ => drop(function.insert(name, member)),
+        }
+    }
+    if tool.parameters.is_null() {
+        function.insert("parameters".into(), json!({"type": "object", "properties": {}}));
+    }
+    outer.entry("type").or_insert("function".into());
+    outer.insert("function".into(), function.into());
+    outer.into()
 }
 
 impl Tools {
@@ -89,8 +147,10 @@ impl Tools {
                 self.left_out.insert(kind.to_string());
             }
             _ => {
-                let inner = Fields::within("tools", value.get("function").unwrap_or(value))?;
-                self.list.push(tool(&inner, schema, namespace)?);
+                let function = value.get("function").unwrap_or(value);
+                let tool = tool(&Fields::within("tools", function)?, schema, namespace)?;
+                self.given.insert(tool.name.clone(), given(value, &tool));
+                self.list.push(tool);
             }
         }
         Ok(())
@@ -155,10 +215,10 @@ impl Tools {
         }
     }
 
-    /// The tool whose schema cannot be honoured, if calls are forced and there is one.
+    /// The tool whose schema cannot be honoured, if there is one.
     pub async fn blame(&self, turn: &Turn) -> Option<Problem> {
-        let forced = self.list.iter().filter(|t| self.forced() && t.parameters.is_object());
-        for tool in forced {
+        let held = self.list.iter().filter(|t| self.shown() && t.parameters.is_object());
+        for tool in held {
             let schema = Constrain::JsonSchema(HeldSchema::new(&tool.parameters).schema);
             if let Err(problem) = turn.compile(schema).await {
                 let why = format!("the parameters of the tool {}: {}", tool.name, problem.message);
@@ -175,17 +235,8 @@ impl Tools {
 
     /// What templates are given.
     pub fn for_template(&self) -> Option<Value> {
-        let tool = |t: &ToolSpec| {
-            json!({"type": "function", "function": {
-                "name": t.name,
-                "description": t.description,
-                "parameters": match &t.parameters {
-                    Value::Null => json!({"type": "object", "properties": {}}),
-                    schema => schema.clone(),
-                },
-            }})
-        };
-        self.shown().then(|| self.list.iter().map(tool).collect())
+        let given = |tool: &ToolSpec| self.given.get(&tool.name).cloned();
+        self.shown().then(|| self.list.iter().filter_map(given).collect())
     }
 
     /// Whether the answer has to be calls and nothing else.
@@ -198,16 +249,22 @@ impl Tools {
         !self.single && !matches!(self.choice, ToolChoice::Named(_))
     }
 
-    /// The grammar that forces a call, if one has to be. What it does not hold to is left out.
-    pub fn grammar(
+    /// What an answer must follow that has to be calls, or else is in a form. What it does not hold
+    /// to is left out.
+    pub fn constrain(
         &mut self,
         format: &Format,
         opened: bool,
+        form: Option<Constrain>,
         special: &SpecialToken<'_>,
-    ) -> Option<String> {
+    ) -> Option<Constrain> {
+        let forced = self.forced();
+        if !forced && form.is_none() {
+            return None;
+        }
         let mut list: Vec<ToolSpec> = match &self.choice {
-            ToolChoice::None | ToolChoice::Auto => return None,
-            ToolChoice::Required => self.list.clone(),
+            ToolChoice::None => Vec::new(),
+            ToolChoice::Auto | ToolChoice::Required => self.list.clone(),
             ToolChoice::Named(name) => {
                 self.list.iter().filter(|t| t.name == *name).cloned().collect()
             }
@@ -217,7 +274,15 @@ impl Tools {
             tool.parameters = schema;
             self.left_out.extend(left_out.iter().map(|word| format!("{word} of {}", tool.name)));
         }
-        Some(format.call_grammar(&list, self.several(), opened, special))
+        if forced {
+            let lark = format.call_grammar(&list, self.several(), opened, special);
+            return Some(Constrain::Lark(lark));
+        }
+        let form = form?;
+        Some(match format.form_grammar(&list, self.several(), opened, special) {
+            Some(lark) => Constrain::Within { form: Box::new(form), lark },
+            None => form,
+        })
     }
 }
 
@@ -225,7 +290,7 @@ impl Tools {
 mod tests {
     use serde_json::json;
 
-    use super::{ToolChoice, Tools};
+    use super::{ToolChoice, Tools, arguments_so_far};
     use crate::fields::Fields;
 
     fn read(body: &serde_json::Value, schema: &str) -> Tools {
@@ -264,9 +329,38 @@ mod tests {
             sorted.sort_unstable();
             sorted
         }));
+        assert_eq!(
+            tools.for_template().unwrap(),
+            json!([
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+                {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}},
+                {"type": "function", "function": {"name": "n.f", "parameters": {"type": "object"}}},
+            ])
+        );
+        let function = json!({"strict": true, "description": "d", "name": "f", "parameters": {"x": 1}, "y": null});
+        let sent = json!([{"function": function, "type": "function", "more": 1}]);
+        assert_eq!(
+            read(&json!({ "tools": sent }), "parameters").for_template().unwrap().to_string(),
+            sent.to_string()
+        );
         let own = json!([{"type": "custom", "name": "f", "input_schema": {}}, {"name": "g"}]);
         let own = read(&json!({ "tools": own }), "input_schema");
         assert_eq!((own.list.len(), own.left_out.len()), (2, 0));
+    }
+
+    #[test]
+    fn arguments_that_are_cut_off_end_where_they_can() {
+        for (text, value) in [
+            (r#"{"a": 1, "b": ["x", {"c": 2}]}"#, json!({"a": 1, "b": ["x", {"c": 2}]})),
+            (r#"{"a": 1, "b": ["x\"y"#, json!({"a": 1, "b": ["x\"y"]})),
+            (r#"{"a": [1, 2], "b"#, json!({"a": [1, 2]})),
+            (r#"{"a": {"b": tr"#, json!({"a": {}})),
+            (r#"{"a": "x\"#, json!({})),
+            (r#"{"a": "}", "b": nul"#, json!({"a": "}"})),
+            ("", json!({})),
+        ] {
+            assert_eq!(arguments_so_far(text), value, "{text}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What an answer can be held to, as a grammar of `llguidance`.
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Map, Value, json};
 
 use super::error::GrammarError;
@@ -20,6 +20,13 @@ pub enum Constrain {
     Lark(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// A form after a thought, or instead of calls: the grammar in Lark names it `@form`.
+    Within {
+        /// The form.
+        form: Box<Constrain>,
+        /// What is around it.
+        lark: String,
+    },
 }
 
 /// Bytes of a grammar's or a schema's text.
@@ -34,6 +41,7 @@ impl Constrain {
             Self::Regex(_) => "regular expression",
             Self::Lark(_) => "grammar",
             Self::Choice(_) => "choice",
+            Self::Within { form, .. } => form.kind(),
         }
     }
 
@@ -45,6 +53,7 @@ impl Constrain {
     pub(super) fn is_json(&self) -> bool {
         match self {
             Self::Lark(lark) => lark.contains("%json"),
+            Self::Within { form, lark } => form.is_json() || lark.contains("%json"),
             _ => matches!(self, Self::JsonObject | Self::JsonSchema(_)),
         }
     }
@@ -67,6 +76,15 @@ impl Constrain {
                 let lark = format!("start: CHOICE\nCHOICE: {}\n", choices.join(" | "));
                 self.fits(&lark)?;
                 Ok(TopLevelGrammar::from_lark(lark))
+            }
+            Self::Within { form, lark } => {
+                self.measure(lark)?;
+                let mut all = TopLevelGrammar::from_lark(lark.clone());
+                let form = form.grammar()?.grammars.into_iter();
+                all.grammars.extend(
+                    form.map(|form| GrammarWithLexer { name: Some("form".to_owned()), ..form }),
+                );
+                Ok(all)
             }
         }
     }

@@ -54,7 +54,7 @@ export async function ask(messages, message, signal, changed) {
     const model = message.model || undefined;
     const { from, fields } = await fit(messages, model, signal);
     message.omitted = from;
-    const body = { model, messages: conversation(messages.slice(from)), stream: true, stream_options: { include_usage: true }, ...fields };
+    const body = { model, messages: conversation(messages.slice(from)), stream: true, stream_options: { include_usage: true }, return_progress: true, ...fields };
     const response = await request("v1/chat/completions", { body, signal });
     for await (const { data } of eventsOf(response)) {
       if (data === "[DONE]") {
@@ -77,6 +77,7 @@ export async function ask(messages, message, signal, changed) {
 function take(message, chunk, clock) {
   if (chunk.model) message.model = chunk.model;
   if (chunk.usage) message.usage = chunk.usage;
+  if (chunk.prompt_progress) message.reading = chunk.prompt_progress;
   const choice = chunk.choices?.[0];
   if (!choice) return false;
   const { content, reasoning_content: reasoning, tool_calls: calls } = choice.delta ?? {};
@@ -105,6 +106,7 @@ function takeCall(tools, { index = 0, function: called = {} }) {
 
 /** Speed as the reader saw it: after the first piece, so that waiting does not count. */
 function measure(message, clock) {
+  delete message.reading;
   if (clock.first === null) return;
   const tokens = message.usage?.completion_tokens ?? clock.pieces;
   const seconds = (clock.last - clock.first) / 1000;

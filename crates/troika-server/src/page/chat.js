@@ -4,7 +4,7 @@ import { ask, emptyAnswer, settle } from "./answer.js";
 import { ChatHead, ChatList } from "./chathead.js";
 import * as chats from "./chats.js";
 import { modelSelect } from "./controls.js";
-import { announce, button, h } from "./dom.js";
+import { announce, button, figure, h } from "./dom.js";
 import { Answer, Question, spoken, welcome } from "./message.js";
 import { server } from "./server.js";
 
@@ -311,7 +311,9 @@ export class ChatView {
     if (!this.#runs.has(this.#chat.id) || this.#last === null) return;
     const model = server.status?.models.find((entry) => entry.name === this.#last.message.model);
     const queued = server.status?.queued ?? 0;
+    const { processed = 0, total = 0 } = this.#last.message.reading ?? {};
     if (model?.state === "loading") this.#last.waitsFor("The model is being loaded");
+    else if (processed < total) this.#last.waitsFor(`Reading the prompt: ${figure(processed)} of ${figure(total)} tokens`);
     else this.#last.waitsFor(queued > 0 ? `Waiting for the first token; ${queued} in the queue` : "Waiting for the first token");
   }
 

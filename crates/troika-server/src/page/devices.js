@@ -129,7 +129,7 @@ export class DevicesView {
     const card = (name, value, note, more = null) => h("div", { class: "figure" }, h("dt", {}, name), h("dd", {}, h("b", {}, value), note && h("span", {}, note), more));
     this.figures.replaceChildren(...[
       card("Decode", figure(total(models, "decode_tok_s")), "tokens/s", spark(this.#history)),
-      card("Prefill", figure(total(models, "prefill_tok_s")), "tokens/s"),
+      card("Prefill", figure(total(models, "prefill_tok_s")), reading(models) || "tokens/s"),
       card("Pages of the cache", `${figure(pages[0])} / ${figure(pages[1])}`, null, meter(pages[1] > 0 ? pages[0] / pages[1] : 0, "Pages used")),
       card("Requests", figure(status.running), status.queued > 0 ? `running, ${status.queued} queued` : "running, none queued"),
       card("Clients", figure(status.clients), status.clients === 1 ? "connection" : "connections"),
@@ -184,6 +184,13 @@ function modelRow(model) {
 
 function total(models, name) {
   return models.reduce((sum, model) => sum + (model[name] ?? 0), 0);
+}
+
+/** How far prompts are read that are not read yet. */
+function reading(models) {
+  const prompts = models.flatMap((model) => model.prompts ?? []);
+  const [read, all] = [total(prompts, "read"), total(prompts, "tokens")];
+  return read < all ? `tokens/s; ${figure(read)} of ${figure(all)} read` : null;
 }
 
 /** Models share devices, so their shares add up, though not past all of a device. */

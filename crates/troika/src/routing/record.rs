@@ -79,7 +79,8 @@ pub fn record_routing(
 
 /// Runs a window's tokens.
 fn read(model: &Model, window: &[u32]) -> Result<(), Error> {
-    let mut session = model.session_with(SessionOptions { fresh: true, priority: 0 })?;
+    let mut session =
+        model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
     session.feed(window, WantedLogits::None, &mut |_, _| {})
 }
 

@@ -9,49 +9,30 @@ use super::{deltas, format, options};
 
 /// What answers are made of: markers, their beginnings, calls, broken ones, and text.
 const PIECES: &[&str] = &[
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
     "<tool_",
     "<function=get_weather>",
     "<function=",
     "<parameter=city>",
-    "</parameter>",
-    "</function>",
+    "<invoke name=\"get_weather\">",
+    "<parameter name=\"city\">",
     "get_time",
-    "<arg_key>",
-    "</arg_key>",
-    "<arg_value>",
-    "</arg_value>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
+    "(",
+    ")",
+    "city",
+    "=",
+    "'a'",
     "[CALL_ID]",
     "[",
     "]",
-    "<|python_tag|>",
     ";",
-    "<|channel|>",
     "analysis",
     "commentary",
-    "final",
-    "<|message|>",
     " to=functions.get_time ",
-    "<|constrain|>json",
-    "<|end|>",
-    "<|start|>",
     "assistant",
-    "<|call|>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
+    "call:get_time{",
     "function",
     "```json",
     "```",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-    "<|tool_call|>",
-    "<|/tool_call|>",
     "{",
     "}",
     "{\"name\": \"get_time\", \"arguments\": {\"a\": [1, \"}é\\\"\"]}}",
@@ -71,8 +52,12 @@ const PIECES: &[&str] = &[
     "1",
 ];
 
-fn pieces() -> impl Strategy<Value = String> {
-    vec(select(PIECES), 0..14).prop_map(|pieces| pieces.concat())
+/// A format with a text of these pieces, its markers among them.
+fn pieces() -> impl Strategy<Value = (CallFormat, String)> {
+    let all = |calls| [PIECES, &format(calls).markers(), &calls.form().openers()].concat();
+    let text = move |calls| (Just(calls), vec(select(all(calls)), 0..14));
+    let calls = select(CallFormat::ALL.to_vec()).prop_flat_map(text);
+    calls.prop_map(|(calls, pieces)| (calls, pieces.concat()))
 }
 
 /// Pieces of the text, cut at these places.
@@ -99,9 +84,8 @@ proptest! {
 
     #[test]
     fn cuts_change_nothing(
-        text in pieces(),
+        (calls, text) in pieces(),
         cuts in vec(any::<Index>(), 0..12),
-        calls in select(CallFormat::ALL.to_vec()),
         opened in any::<bool>(),
         whole_calls in any::<bool>(),
         reasoning in any::<bool>(),
@@ -121,7 +105,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_invented(text in pieces(), calls in select(CallFormat::ALL.to_vec()), whole_calls in any::<bool>()) {
+    fn nothing_is_invented((calls, text) in pieces(), whole_calls in any::<bool>()) {
         let options = ReaderOptions { whole_calls, ..options() };
         for delta in deltas(format(calls).reader(options), [text.as_str()]) {
             match delta {
@@ -133,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn whole_calls_are_json_objects(text in pieces(), calls in select(CallFormat::ALL.to_vec())) {
+    fn whole_calls_are_json_objects((calls, text) in pieces()) {
         let options = ReaderOptions { whole_calls: true, ..options() };
         let all = super::gather(deltas(format(calls).reader(options), [text.as_str()]));
         for (_, json) in all.calls {

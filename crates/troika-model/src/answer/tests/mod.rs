@@ -6,7 +6,7 @@ mod templates;
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::output::append;
 use super::{CallFormat, Delta, Format, Reader, ReaderOptions, ThoughtMarkers, ToolSpec};
@@ -24,24 +24,12 @@ fn format(calls: CallFormat) -> Format {
     Format { calls, thoughts: (calls != CallFormat::Harmony).then_some(THINK) }
 }
 
-fn tool(name: &str, parameters: Value) -> ToolSpec {
-    ToolSpec { name: name.to_owned(), description: String::new(), parameters }
-}
-
 /// The tools of the texts.
 fn tools() -> Arc<[ToolSpec]> {
-    let weather = json!({
-        "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-            "days": {"type": "integer"},
-            "hourly": {"type": "boolean"},
-            "filter": {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}}}},
-        },
-        "required": ["city"],
-    });
-    Arc::from([tool("get_weather", weather), tool("get_time", Value::Null)])
+    let tools: Map<String, Value> =
+        serde_json::from_str(include_str!("recorded/tools.json")).unwrap();
+    let tool = |(name, parameters)| ToolSpec { name, description: String::new(), parameters };
+    tools.into_iter().map(tool).collect()
 }
 
 fn options() -> ReaderOptions {

@@ -1,33 +1,28 @@
 //! Formats found in what templates of each family say.
 
+use serde::Deserialize;
+
 use super::super::{CallFormat, Format};
 use super::THINK;
 
+/// What tells a published template from those of other families. Most are in the package of
+/// llama.cpp.
+#[derive(Deserialize)]
+struct Template {
+    template: String,
+    calls: String,
+    thoughts: Option<String>,
+    excerpt: String,
+}
+
 #[test]
 fn templates_show_their_format() {
-    // A line of each family's published template, with what tells it from the others.
-    let cases = [
-        ("{%- for message in messages %}{{ message.content }}{% endfor %}", CallFormat::Hermes),
-        ("{{- '\\n<tool_call>\\n{\"name\": \"' }}{{- '</tool_call>' }}", CallFormat::Hermes),
-        (
-            "<tool_call>\n<function=example_function_name>\n<parameter=example>",
-            CallFormat::QwenCoder,
-        ),
-        ("{{- '<|start_header_id|>assistant' }}{{- '\"parameters\": ' }}", CallFormat::Llama),
-        ("{{- \"<|python_tag|>\" + tool_call.name + \".call(\" }}", CallFormat::Llama),
-        ("{{- \"[TOOL_CALLS] [\" }}{{- out }}", CallFormat::MistralList),
-        ("{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", CallFormat::Mistral),
-        ("<|start|>assistant<|channel|>final<|message|>", CallFormat::Harmony),
-        ("'<｜tool▁call▁begin｜>' + tool['type'] + '\\n' + '```json'", CallFormat::DeepSeek),
-        (
-            "'<｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>'",
-            CallFormat::DeepSeekBare,
-        ),
-        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", CallFormat::Glm),
-        ("'<|tool|>' + message['tools'] + '<|/tool|>'", CallFormat::Phi),
-    ];
-    for (template, calls) in cases {
-        assert_eq!(Format::detect(Some(template)).calls, calls, "{template}");
+    let templates: Vec<Template> =
+        serde_json::from_str(include_str!("recorded/templates.json")).unwrap();
+    for Template { template, calls, thoughts, excerpt } in templates {
+        let format = Format::detect(Some(&excerpt));
+        assert_eq!(format!("{:?}", format.calls), calls, "{template}");
+        assert_eq!(format.thoughts.map(|t| t.open.to_owned()), thoughts, "{template}");
     }
     assert_eq!(Format::detect(None), Format { calls: CallFormat::Hermes, thoughts: None });
 }

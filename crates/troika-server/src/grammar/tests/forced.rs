@@ -81,9 +81,9 @@ impl Tokens {
     }
 
     /// Walks to the end. After some tokens, ends what it can.
-    fn walk(&self, vocabulary: &Vocabulary, lark: &str, seed: u64) -> String {
-        let grammar = vocabulary.compile(&Constrain::Lark(lark.to_owned()));
-        let grammar = grammar.unwrap_or_else(|e| panic!("{e}\n{lark}"));
+    fn walk(&self, vocabulary: &Vocabulary, constrain: &Constrain, seed: u64) -> String {
+        let grammar = vocabulary.compile(constrain);
+        let grammar = grammar.unwrap_or_else(|e| panic!("{e}\n{constrain:?}"));
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut mask = grammar.start();
         let mut text = Vec::new();
@@ -151,7 +151,7 @@ fn readers_read_what_grammars_force() {
                 let (parallel, opened) = (seed % 2 == 1, seed % 3 == 1);
                 let find = |text: &str| tokens.special(text);
                 let lark = format(*calls).call_grammar(&tools, parallel, opened, &find);
-                let text = tokens.walk(&vocabulary, &lark, seed);
+                let text = tokens.walk(&vocabulary, &Constrain::Lark(lark), seed);
                 let options = ReaderOptions {
                     tools: tools.clone(),
                     reasoning: true,
@@ -188,4 +188,50 @@ fn schemas_of_arguments_hold_or_are_refused() {
         Ok(())
     );
     assert_eq!(grammar(serde_json::json!({})), Ok(()));
+}
+
+#[test]
+fn forms_follow_thoughts_and_give_way_to_calls() {
+    let schema = json!({"properties": {"a": {"enum": [1, "x"]}}, "required": ["a"]});
+    let fits = |form: &Constrain, text: &str| match form {
+        Constrain::JsonSchema(_) => {
+            let value: Value = serde_json::from_str(text).unwrap_or_default();
+            value == json!({"a": 1}) || value == json!({"a": "x"})
+        }
+        Constrain::Choice(choices) => choices.iter().any(|choice| choice == text),
+        Constrain::Regex(_) => text.len() == 3 && text.bytes().all(|b| b.is_ascii_digit()),
+        _ => text.strip_suffix('!').is_some_and(|b| !b.is_empty() && b.bytes().all(|b| b == b'b')),
+    };
+    let forms = [
+        Constrain::JsonSchema(schema),
+        Constrain::Choice(vec!["yes".into(), "no".into()]),
+        Constrain::Regex("[0-9]{3}".into()),
+        Constrain::Lark("start: A \"!\"\nA: /b+/\n".into()),
+    ];
+    for calls in &CallFormat::ALL {
+        let (mut called, mut thought) = (0, 0);
+        for seed in 0..32 {
+            let (special, opened) = (seed % 2 == 1, seed % 3 == 1);
+            let tools = if seed % 8 < 4 { tools() } else { Arc::from([]) };
+            let tokens = Tokens::new(*calls, special);
+            let find = |text: &str| tokens.special(text);
+            let lark = format(*calls).form_grammar(&tools, false, opened, &find).unwrap();
+            let form = &forms[seed as usize / 2 % forms.len()];
+            let within = Constrain::Within { form: Box::new(form.clone()), lark };
+            let text = tokens.walk(&tokens.vocabulary(), &within, seed);
+            let options =
+                ReaderOptions { tools: tools.clone(), reasoning: true, opened, whole_calls: false };
+            let (content, read) = read(format(*calls), options, &text);
+            thought += usize::from(!text.ends_with(&content) || content.len() < text.len());
+            if read.is_empty() {
+                assert!(fits(form, &content), "{text:?}");
+            } else {
+                called += 1;
+                assert_calls(&tools, &content, &read, &text);
+            }
+        }
+        assert!(called > 0 && thought > 0, "{calls:?}: {called} calls, {thought} thoughts");
+    }
+    let plain = Format { calls: CallFormat::Hermes, thoughts: None };
+    assert_eq!(plain.form_grammar(&[], false, false, &|_| None), None);
 }

@@ -1,0 +1,314 @@
+//! llama.cpp's `/completion` and `/infill`, which editors use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures_util::stream::iter;
+use futures_util::{StreamExt, TryStreamExt};
+use serde_json::{Value, json};
+use troika::Request;
+use troika::engine::sample::SampleParams;
+use troika::model::answer::Delta;
+use troika::model::tokenizer::{Infill, TokenizerError};
+
+use super::chat::{timings, token_logprob};
+use super::prompts::{Prompt, fim, prompts};
+use super::request::{choices, go_on, logprobs, max_tokens};
+use crate::chat::{ChatEvent, EndReason, TokenLogprob, Usage};
+use crate::completion::Generation;
+use crate::fields::Fields;
+use crate::json_request::{self, JsonRequest};
+use crate::limits;
+use crate::line_limit::LineLimit;
+use crate::open_model::InUse;
+use crate::problem::{Dialect, Problem};
+use crate::sampling;
+use crate::state::Server;
+use crate::stream::{self, EventWriter};
+use crate::turn::Turn;
+
+/// Tokens around a place to be filled in: what llama.cpp reads at once.
+const NEAR: usize = 2048;
+
+/// Names of the most tokens of an answer.
+const MOST: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
+
+/// Goes on with prompts.
+///
+/// # Errors
+/// What is wrong with the request.
+pub async fn completion(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let given: Value = call.fields().need("prompt")?;
+    let turn = Turn::new(&server, &host, call.client);
+    let bytes = limits::size(&given);
+    let prompts = turn.prepare(bytes, move |host| prompts(&given, host)).await?;
+    answer(&turn, &call.fields(), prompts).await
+}
+
+/// Fills in a place of a text.
+///
+/// # Errors
+/// The model has no tokens for that, or what is wrong with the request.
+pub async fn infill(
+    State(server): State<Arc<Server>>,
+    call: JsonRequest,
+) -> Result<Response, Problem> {
+    let host = server.model(call.model()?.as_deref()).await?;
+    let fields = call.fields();
+    let place = Infill {
+        prefix: fields.need("input_prefix")?,
+        line: fields.get("prompt")?.unwrap_or_default(),
+        suffix: fields.need("input_suffix")?,
+        files: fields.get("input_extra")?.unwrap_or_default(),
+    };
+    let predict = max_tokens(&fields, &MOST)?.unwrap_or(0);
+    let turn = Turn::new(&server, &host, call.client);
+    let prompt = turn.prepare(place.bytes(), move |host| around(&place, host, predict)).await?;
+    answer(&turn, &fields, vec![prompt]).await
+}
+
+/// The prompt of a place, with room for twice the answer, as llama.cpp leaves it.
+fn around(place: &Infill, host: &InUse, predict: usize) -> Result<Prompt, Problem> {
+    let (fim, tokenizer) = fim(host).ok_or_else(|| {
+        let why = "Infill is not supported by this model: it has no tokens for a text to be filled \
+                   in; take a model for code";
+        Problem::new(StatusCode::NOT_IMPLEMENTED, why)
+    })?;
+    host.model.check_text(place.bytes())?;
+    let context = host.model.context();
+    let near = NEAR.min(context / 4 * 3);
+    let beside = context.saturating_sub(near).saturating_sub(predict.saturating_mul(2));
+    let told = |e: TokenizerError| Problem::bad(e.to_string());
+    let ids = fim.infill(tokenizer, place, near, beside).map_err(told)?;
+    let text = tokenizer.decode(&ids, false).map_err(told)?;
+    Ok(Prompt { ids, text })
+}
+
+/// How tokens are chosen, under llama.cpp's names.
+pub fn settings(params: &SampleParams) -> Value {
+    json!({
+        "seed": params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repeat_penalty,
+        // usize::MAX stands for all.
+        "repeat_last_n": i64::try_from(params.repeat_last_n).unwrap_or(-1),
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+    })
+}
+
+/// Answers prompts, each `n` times.
+async fn answer(
+    turn: &Turn,
+    fields: &Fields<'_>,
+    prompts: Vec<Prompt>,
+) -> Result<Response, Problem> {
+    let asked = Arc::new(Asked::read(fields, turn).await?);
+    let n = choices(fields)?;
+    let all = prompts.into_iter().flat_map(|prompt| (0..n).map(move |nth| (prompt.clone(), nth)));
+    let one = |(index, (prompt, nth))| Part { asked: asked.clone(), prompt, nth, index };
+    let mut all: Vec<Part> = all.enumerate().map(one).collect();
+    if fields.flag("stream")? {
+        let (Some(part), true) = (all.pop(), all.is_empty()) else {
+            let why = "a stream is of one prompt and one answer; send several requests";
+            return Err(Problem::field("stream", why));
+        };
+        let answers = go_on(turn, part.generation()).await?;
+        let (parts, has_new_line, end) = (0, false, (None, None));
+        return Ok(stream::respond(answers, LlamaWriter { part, parts, has_new_line, end }));
+    }
+    let whole = all.iter().map(|part| part.whole(turn.part(part.index)));
+    let whole = iter(whole.collect::<Vec<_>>()).buffered(turn.server.options.parallel.max(1));
+    let mut whole: Vec<Value> = whole.try_collect().await?;
+    let whole = if whole.len() == 1 { whole.swap_remove(0) } else { whole.into() };
+    Ok(json_request::json(&whole))
+}
+
+/// What is asked for each prompt.
+struct Asked {
+    generation: Generation,
+    host: InUse,
+    settings: Value,
+    probabilities: usize,
+    with_tokens: bool,
+    fields: Vec<String>,
+}
+
+impl Asked {
+    async fn read(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
+        fields.refuse(&[("post_sampling_probs", "probabilities are the model's own")])?;
+        let host = turn.host.clone();
+        let probabilities = fields.get("n_probs")?.or(fields.get("logprobs")?).unwrap_or(0);
+        let probabilities = logprobs("n_probs", probabilities)?;
+        let with_tokens = fields.flag("return_tokens")?;
+        let wanted = max_tokens(fields, &MOST)?;
+        let max_tokens = turn.server.options.max_tokens.into_iter().chain(wanted).min();
+        let params = sampling::params(fields, &host.model)?;
+        let mut settings = settings(&params);
+        settings["n_predict"] = max_tokens.map_or(Value::from(-1), Value::from);
+        for name in ["stop", "ignore_eos", "stream", "n_probs", "json_schema", "samplers"] {
+            settings[name] = fields.value(name).cloned().unwrap_or_default();
+        }
+        let request = Request {
+            params,
+            max_tokens,
+            stop: fields.texts("stop")?,
+            ignore_eos: fields.flag("ignore_eos")?,
+            logprobs: (probabilities > 0 || with_tokens).then_some(probabilities),
+            ..Request::default()
+        };
+        let time = fields.get::<i64>("t_max_predict_ms")?.and_then(|ms| u64::try_from(ms).ok());
+        let time = time.filter(|ms| *ms > 0).map(Duration::from_millis);
+        let lines = Some(LineLimit { indent: fields.get("n_indent")?.unwrap_or(0), time });
+        let grammar = match super::constrain::read(fields)? {
+            Some(constrain) => Some(turn.compile(constrain).await?),
+            None => None,
+        };
+        let fresh = !fields.get("cache_prompt")?.unwrap_or(true);
+        let generation =
+            Generation { prompt: Vec::new(), request, choices: 1, grammar, lines, fresh };
+        let fields = fields.get("response_fields")?.unwrap_or_default();
+        Ok(Asked { generation, host, settings, probabilities, with_tokens, fields })
+    }
+}
+
+/// One of the answers.
+struct Part {
+    asked: Arc<Asked>,
+    prompt: Prompt,
+    /// Which one to the same prompt.
+    nth: usize,
+    index: usize,
+}
+
+/// Why an answer ended, and the stop text that ended it.
+type End = (Option<EndReason>, Option<String>);
+
+impl Part {
+    fn generation(&self) -> Generation {
+        let prompt = self.prompt.ids.clone();
+        let mut generation = Generation { prompt, ..self.asked.generation.clone() };
+        let seed = &mut generation.request.params.seed;
+        *seed = seed.wrapping_add(self.nth as u64);
+        generation
+    }
+
+    async fn whole(&self, turn: Turn) -> Result<Value, Problem> {
+        let answer = go_on(&turn, self.generation()).await?.collect().await?;
+        let choice = answer.choices.into_iter().next().unwrap_or_default();
+        let end = (choice.reason, choice.stop_text);
+        Ok(self.last(&choice.content, &choice.logprobs, end, &answer.usage))
+    }
+
+    fn more(&self, text: &str, tokens: &[TokenLogprob]) -> Value {
+        let ids = tokens.iter().filter(|_| self.asked.with_tokens).map(|l| l.token);
+        // Answers have no slot of their own: -1 is any.
+        let mut more = json!({
+            "index": self.index, "content": text, "tokens": ids.collect::<Vec<u32>>(),
+            "stop": false, "id_slot": -1, "tokens_evaluated": self.prompt.ids.len(),
+        });
+        if self.asked.probabilities > 0 && !tokens.is_empty() {
+            let all = tokens.iter().map(|l| self.probability(l));
+            more["completion_probabilities"] = all.collect();
+        }
+        more
+    }
+
+    fn probability(&self, of: &TokenLogprob) -> Value {
+        let mut told = token_logprob(self.asked.host.model.tokenizer(), of);
+        told["id"] = of.token.into();
+        for (i, (id, _)) in of.logprobs.top.iter().enumerate() {
+            told["top_logprobs"][i]["id"] = (*id).into();
+        }
+        told
+    }
+
+    fn last(&self, text: &str, tokens: &[TokenLogprob], end: End, usage: &Usage) -> Value {
+        let (reason, stop_text) = end;
+        let kind = match (reason, &stop_text) {
+            (Some(EndReason::Length), _) => "limit",
+            (_, Some(_)) => "word",
+            _ => "eos",
+        };
+        let (host, all) = (&self.asked.host, usage.prompt + usage.completion);
+        let mut last = self.more(text, tokens);
+        for (name, value) in [
+            ("stop", true.into()),
+            ("model", host.name.clone().into()),
+            ("tokens_predicted", usage.completion.into()),
+            ("generation_settings", self.asked.settings.clone()),
+            ("prompt", self.prompt.text.clone().into()),
+            ("has_new_line", text.contains('\n').into()),
+            ("truncated", (kind == "limit" && all >= host.model.context()).into()),
+            ("stop_type", kind.into()),
+            ("stopping_word", stop_text.unwrap_or_default().into()),
+            ("tokens_cached", all.into()),
+            ("timings", timings(usage)),
+        ] {
+            last[name] = value;
+        }
+        if self.asked.fields.is_empty() {
+            return last;
+        }
+        // Fields within others have their whole path as a name.
+        let field =
+            |path: &String| Some((path.clone(), last.pointer(&format!("/{path}"))?.clone()));
+        Value::Object(self.asked.fields.iter().filter_map(field).collect())
+    }
+}
+
+/// Writes llama.cpp's chunks.
+struct LlamaWriter {
+    part: Part,
+    /// Chunks so far.
+    parts: usize,
+    has_new_line: bool,
+    end: End,
+}
+
+impl EventWriter for LlamaWriter {
+    fn begin(&mut self, out: &mut String) {
+        // The head of the response goes out before the first token is there.
+        out.push_str(": begun\n\n");
+    }
+
+    fn event(&mut self, event: ChatEvent, out: &mut String) {
+        match event {
+            ChatEvent::More(_, deltas, logprobs) => {
+                let text = deltas.into_iter().filter_map(|delta| match delta {
+                    Delta::Content(text) => Some(text),
+                    _ => None,
+                });
+                let text: String = text.collect();
+                self.parts += 1;
+                self.has_new_line |= text.contains('\n');
+                let mut more = self.part.more(&text, &logprobs);
+                more["tokens_predicted"] = self.parts.into();
+                stream::data(&more, out);
+            }
+            ChatEvent::End(_, reason, stop_text) => self.end = (Some(reason), stop_text),
+        }
+    }
+
+    fn end(&mut self, usage: &Usage, out: &mut String) {
+        let mut last = self.part.last("", &[], std::mem::take(&mut self.end), usage);
+        if let Some(has) = last.get_mut("has_new_line") {
+            *has = self.has_new_line.into();
+        }
+        stream::data(&last, out);
+    }
+
+    fn problem(&mut self, problem: &Problem, out: &mut String) {
+        stream::data(&problem.body(Dialect::OpenAi), out);
+    }
+}

@@ -1,0 +1,121 @@
+//! How a model's authors make one embedding of its states.
+
+use serde_json::Value;
+use troika_model::files::{parse_json, read_small};
+use troika_model::spec::GgufValue;
+use troika_weights::FileSource;
+
+/// Which states are an embedding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// The mean of all tokens' states.
+    #[default]
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+}
+
+impl Pooling {
+    /// All of them.
+    pub const ALL: [Pooling; 3] = [Pooling::Mean, Pooling::Cls, Pooling::Last];
+
+    /// llama.cpp's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Pooling::Mean => "mean",
+            Pooling::Cls => "cls",
+            Pooling::Last => "last",
+        }
+    }
+}
+
+/// How embeddings are made: where a model says nothing they are the mean, of length one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embeddings {
+    /// Which states they are.
+    pub pooling: Pooling,
+    /// Whether their length is one.
+    pub normalized: bool,
+}
+
+impl Default for Embeddings {
+    fn default() -> Embeddings {
+        Embeddings { pooling: Pooling::Mean, normalized: true }
+    }
+}
+
+impl Embeddings {
+    /// Reads a GGUF file's `pooling_type`, or a folder's modules as sentence-transformers writes them.
+    ///
+    /// # Errors
+    /// What is said cannot be computed: a sentence.
+    pub(crate) fn read(source: &FileSource) -> Result<Embeddings, String> {
+        let mut said = Embeddings::default();
+        match source {
+            FileSource::Gguf { meta, .. } => {
+                let arch = meta.get("general.architecture").and_then(GgufValue::as_str);
+                let key = format!("{}.pooling_type", arch.unwrap_or_default());
+                // llama.cpp's `llama_pooling_type`.
+                said.pooling = match meta.get(&key).and_then(GgufValue::as_u64) {
+                    None | Some(0 | 1) => Pooling::Mean,
+                    Some(2) => Pooling::Cls,
+                    Some(3) => Pooling::Last,
+                    Some(other) => {
+                        return Err(format!(
+                            "{key} is {other}, a kind of pooling that is not computed"
+                        ));
+                    }
+                };
+            }
+            FileSource::HuggingFace { dir, .. } => {
+                let json = |name: &str| -> Result<Option<Value>, String> {
+                    let path = dir.join(name);
+                    let wrong = |e: String| format!("{}: {e}", path.display());
+                    match read_small(&path) {
+                        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                        Err(e) => Err(wrong(e.to_string())),
+                        Ok(text) => parse_json(&text).map(Some).map_err(|e| wrong(e.to_string())),
+                    }
+                };
+                let Some(modules) = json("modules.json")? else { return Ok(said) };
+                said.normalized = false;
+                for module in modules.as_array().into_iter().flatten() {
+                    let kind = module["type"].as_str().unwrap_or_default();
+                    match kind.rsplit('.').next().unwrap_or_default() {
+                        "Transformer" => {}
+                        "Normalize" => said.normalized = true,
+                        "Pooling" => {
+                            let path = module["path"].as_str().unwrap_or("1_Pooling");
+                            let config = json(&format!("{path}/config.json"))?;
+                            said.pooling = of_modes(&config.unwrap_or_default())?;
+                        }
+                        _ => {
+                            return Err(format!(
+                                "modules.json has {kind:?}, which is not computed"
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(said)
+    }
+}
+
+/// The pooling of a module's modes, exactly one of which has to be on.
+fn of_modes(config: &Value) -> Result<Pooling, String> {
+    let modes = config.as_object().into_iter().flatten();
+    let on: Vec<&str> = modes
+        .filter(|(key, value)| key.starts_with("pooling_mode_") && **value == true)
+        .map(|(key, _)| key.as_str())
+        .chain(config["pooling_mode"].as_str())
+        .collect();
+    match on.as_slice() {
+        [] | ["pooling_mode_mean_tokens" | "mean"] => Ok(Pooling::Mean),
+        ["pooling_mode_cls_token" | "cls"] => Ok(Pooling::Cls),
+        ["pooling_mode_lasttoken" | "lasttoken"] => Ok(Pooling::Last),
+        other => Err(format!("the model pools by {}, which is not computed", other.join(", "))),
+    }
+}
