@@ -87,7 +87,14 @@ impl FromRequest<Arc<Server>> for JsonRequest {
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<JsonRequest, Problem> {
         let client = request.extensions().get().copied();
         let client = client.unwrap_or(Client { id: 0, priority: 0 });
-        let (path, codings) = (request.uri().path().to_string(), codings(request.headers())?);
+        let path = request.uri().path().to_string();
+        let codings = match codings(request.headers()) {
+            Ok(codings) => codings,
+            Err(problem) => {
+                read_off(request).await;
+                return Err(problem);
+            }
+        };
         let most = server.options.body_bytes;
         let too_long = move || {
             let why = format!(
@@ -114,8 +121,9 @@ impl FromRequest<Arc<Server>> for JsonRequest {
         let parse = move || {
             let mut body = body;
             for coding in codings {
-                let wrong =
-                    |e| Problem::bad(format!("the body is not of its Content-Encoding: {e}"));
+                let wrong = |e: std::io::Error| {
+                    Problem::bad(format!("the body is not of its Content-Encoding: {e}"))
+                };
                 body = unpack(&coding, &body, most).map_err(wrong)?.ok_or_else(too_long)?.into();
             }
             let long = (body.len() > limits::LONG_BODY).then_some(LongBody);

@@ -12,6 +12,9 @@ use crate::open_model::{InUse, OpenModel};
 use crate::options::{Log, ModelOffer, ServerOptions};
 use crate::problem::Problem;
 
+/// The longest wait for room, so that any time may be given.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+
 /// How often a request that waits for room looks for it.
 const ROOM_EVERY: Duration = Duration::from_millis(20);
 
@@ -167,7 +170,7 @@ impl Models {
     }
 
     async fn get_open(self: &Arc<Self>, model: &Arc<OfferedModel>) -> Result<InUse, Problem> {
-        let by = Instant::now() + self.patience;
+        let by = Instant::now() + self.patience.min(LONGEST_WAIT);
         if Arc::strong_count(&self.waiting) == 1
             && let Some(open) = model.open()
         {

@@ -151,7 +151,6 @@ struct Asked {
 
 impl Asked {
     async fn read(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
-        fields.refuse(&[("post_sampling_probs", "probabilities are the model's own")])?;
         let host = turn.host.clone();
         let probabilities = fields.get("n_probs")?.or(fields.get("logprobs")?).unwrap_or(0);
         let probabilities = logprobs("n_probs", probabilities)?;

@@ -4,6 +4,7 @@ use serde_json::Value;
 use troika::model::tokenizer::{FimTokens, Tokenizer};
 
 use super::tokens::check_ids;
+use crate::fields::whole;
 use crate::limits::PROMPTS;
 use crate::open_model::InUse;
 use crate::problem::Problem;
@@ -37,7 +38,7 @@ impl Prompt {
                 Value::String(text) if ids.is_empty() => ids = Prompt::of_text(text, host)?.ids,
                 Value::String(text) => ids.extend(encode(text, host, true)?),
                 id => {
-                    let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+                    let id = whole(id).and_then(|id| u32::try_from(id).ok());
                     ids.push(id.ok_or_else(wrong)?);
                 }
             }
