@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::api::rfc3339;
 use crate::ids;
 use crate::options::Log;
 use crate::problem::Problem;
+use troika::model::chat::rfc3339;
 
 tokio::task_local! {
     /// The request that a task answers.

@@ -21,8 +21,6 @@ mod responses_stream;
 mod thinking;
 mod tokens;
 
-pub use ollama::rfc3339;
-
 use std::sync::Arc;
 
 use axum::Router;

@@ -30,7 +30,7 @@ pub struct Tools {
     /// The tools.
     pub list: Vec<ToolSpec>,
     /// The tools by their names as templates are given them: with the members that the client sent.
-    given: BTreeMap<String, Value>,
+    pub given: BTreeMap<String, Value>,
     /// Whether they are called.
     pub choice: ToolChoice,
     /// Whether only one may be called at once.
