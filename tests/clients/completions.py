@@ -172,7 +172,7 @@ def test_refusals(server):
         ("max_tokens", {"max_tokens": -5}),
         ("n", {"n": 0}),
         ("prompt", {"prompt": {"a": 1}}),
-        ("prompt", {"prompt": [1, "a"]}),
+        ("prompt", {"prompt": [1, None]}),
         ("stop", {"stop": {"a": 1}}),
     ]:
         with raises(openai.BadRequestError, word):

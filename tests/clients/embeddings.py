@@ -12,10 +12,6 @@ from support import MODEL, equal, raises
 TEXTS = ["The king rode out.", "The king rode forth.", "Three pounds of butter"]
 
 
-def given(server):
-    return "embedding" in server.ollama.show(MODEL).capabilities
-
-
 def cosine(a, b):
     return (
         sum(x * y for x, y in zip(a, b, strict=True))
@@ -31,10 +27,6 @@ def embed(server, texts, form="float", **options):
 
 
 def test_floats(server):
-    if not given(server):
-        with raises(openai.BadRequestError, "embedding", MODEL):
-            embed(server, TEXTS)
-        return
     answer = embed(server, TEXTS)
     equal([d.index for d in answer.data], [0, 1, 2], "the indices")
     vectors = [d.embedding for d in answer.data]
@@ -50,10 +42,6 @@ def test_floats(server):
 
 def test_base64(server):
     """The form that the package asks for by itself."""
-    if not given(server):
-        with raises(openai.BadRequestError, "embedding"):
-            server.openai.embeddings.create(model=MODEL, input=TEXTS[0])
-        return
     want = embed(server, TEXTS[0]).data[0].embedding
     body = {"model": MODEL, "input": TEXTS[0], "encoding_format": "base64"}
     data = base64.b64decode(server.post("/v1/embeddings", body)["data"][0]["embedding"])
@@ -62,10 +50,9 @@ def test_base64(server):
 
 
 def test_tokens(server):
-    if given(server):
-        want = embed(server, TEXTS[0]).data[0].embedding
-        got = embed(server, server.tokens(TEXTS[0])).data[0].embedding
-        assert math.dist(got, want) < 1e-5, "token ids give another vector"
+    want = embed(server, TEXTS[0]).data[0].embedding
+    got = embed(server, server.tokens(TEXTS[0])).data[0].embedding
+    assert math.dist(got, want) < 1e-5, "token ids give another vector"
 
 
 def test_refusals(server):
@@ -76,20 +63,12 @@ def test_refusals(server):
         ("input", {"texts": ""}),
         ("encoding_format", {"form": "roman"}),
     ]:
-        with raises(openai.BadRequestError, word if given(server) else "embedding"):
+        with raises(openai.BadRequestError, word):
             embed(server, **{"texts": "a", **options})
     equal(server.openai.embeddings.create(model="gpt-9", input="a").model, MODEL, "the model")
 
 
 def test_ollama(server):
-    if not given(server):
-        for ask in (
-            lambda: server.ollama.embed(model=MODEL, input=TEXTS),
-            lambda: server.ollama.embeddings(model=MODEL, prompt=TEXTS[0]),
-        ):
-            with raises(ollama.ResponseError, "embedding"):
-                ask()
-        return
     answer = server.ollama.embed(model=MODEL, input=TEXTS)
     equal(len(answer.embeddings), 3, "the number of vectors")
     assert answer.total_duration > 0 and answer.prompt_eval_count > 0, answer
@@ -101,8 +80,6 @@ def test_ollama(server):
 
 def test_shapes(server):
     """The first numbers, the length, and the cut to the context."""
-    if not given(server):
-        return
     raw = embed(server, TEXTS[0], extra_body={"embd_normalize": -1}).data[0].embedding
     whole = embed(server, TEXTS[0]).data[0].embedding
     length = math.dist(raw, [0] * len(raw))
@@ -126,8 +103,6 @@ def test_shapes(server):
 
 def test_many(server):
     """Short and long texts together are each what they are alone."""
-    if not given(server):
-        return
     texts = [" ".join(TEXTS[: 1 + i % 3] * (1 + i % 30)) for i in range(100)]
     together = embed(server, texts).data
     for i in (0, 1, 29, 57, 98, 99):

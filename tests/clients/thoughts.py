@@ -15,6 +15,7 @@ MODEL = pathlib.Path(__file__).parents[2] / "models/tiny-moe"
 TURNS = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}
 {%- if m.reasoning_content %}{{- '<think>\n' + m.reasoning_content + '\n</think>\n' }}{% endif %}
 {{- m.content + '<|im_end|>\n' }}{% endfor %}"""
+PLAIN = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}{# <tool_call> #}"
 THINK = TURNS + "{{- '<|im_start|>assistant\n<think>\n' }}{# </think> <tool_call> #}"
 HARMONY = TURNS + "{{- '<|start|>assistant' }}{# <|channel|> <|message|> <|call|> #}"
 ONE = {
@@ -109,7 +110,7 @@ def test_form_after_harmony(server):
     for special in ([], [*tokens, "<|constrain|>"]):
         with with_template(server, HARMONY, special) as other:
             for stream in (False, True):
-                message, why = chat(other, stream, response_format=schema(), seed=1)
+                message, why = chat(other, stream, response_format=schema(), max_tokens=192)
                 holds(message["content"])
                 equal(why, "stop", "why it ended")
 
@@ -117,7 +118,8 @@ def test_form_after_harmony(server):
 def test_form_and_tools(server):
     """Either, when the model may choose; the call, when it has to."""
     with with_template(server, THINK) as other:
-        both = {"response_format": schema(), "tools": [TOOL], "max_tokens": 96}
+        both = {"response_format": schema(), "tools": [TOOL], "max_tokens": 200}
+        both["parallel_tool_calls"] = False
         message, why = chat(other, **both)
         if message.get("tool_calls"):
             equal(why, "tool_calls", "why it ended")
@@ -137,7 +139,7 @@ def test_forced_call_that_is_cut_off(server):
     text = {"type": "object", "properties": {"t": {"type": "string"}}, "required": ["t"]}
     tool = {"type": "function", "function": {"name": "say", "parameters": text}}
     body = {"model": "m", "messages": HI, "max_tokens": 48, "temperature": 0}
-    with with_template(server, TURNS + "{# <tool_call> #}") as other:
+    with with_template(server, PLAIN) as other:
         forced = body | {"tools": [tool], "tool_choice": "required"}
         choice = other.post("/v1/chat/completions", forced)["choices"][0]
         equal(choice["finish_reason"], "length", "why it ended")

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use axum::http::header::{CONTENT_ENCODING, HeaderMap};
 use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
 use ruzstd::decoding::StreamingDecoder;
+use ruzstd::decoding::errors::FrameDecoderError;
 
 use crate::problem::Problem;
 
@@ -37,7 +38,12 @@ pub fn unpack(coding: &str, mut packed: &[u8], most: usize) -> io::Result<Option
         "deflate" => ZlibDecoder::new(packed).take(end).read_to_end(&mut body)?,
         "zstd" => loop {
             // There may be several frames.
-            let frame = StreamingDecoder::new(&mut packed).map_err(io::Error::other)?;
+            let frame = match StreamingDecoder::new(&mut packed) {
+                Ok(frame) => frame,
+                // It holds as much as it looks back.
+                Err(FrameDecoderError::WindowSizeTooBig { .. }) => return Ok(None),
+                Err(e) => return Err(io::Error::other(e)),
+            };
             frame.take(end - body.len() as u64).read_to_end(&mut body)?;
             if packed.is_empty() || body.len() > most {
                 break body.len();

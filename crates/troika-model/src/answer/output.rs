@@ -134,6 +134,11 @@ impl Output {
         self.open("");
     }
 
+    /// Whether a call is complete.
+    pub(super) fn has_calls(&self) -> bool {
+        self.calls > 0
+    }
+
     /// No call follows, or no more.
     pub(super) fn close(&mut self) {
         self.recording = false;

@@ -171,8 +171,13 @@ impl Tagged {
                 return self.enter(false);
             }
             Err(Stopped::Ended) => {
-                let raw = self.text.out(Output::abandon).unwrap_or_default();
-                return self.emit(if raw.trim().is_empty() { "" } else { &raw[of_marker(&raw)..] });
+                let (raw, called) = self.text.out(|out| (out.abandon(), out.has_calls()));
+                let raw = raw.unwrap_or_default();
+                let begins = |marker: &&str| marker.starts_with(raw.trim());
+                // What closes a call may be cut off.
+                let of_call = called && self.format.markers().iter().any(begins);
+                let nothing = of_call || raw.trim().is_empty();
+                return self.emit(if nothing { "" } else { &raw[of_marker(&raw)..] });
             }
             Err(Stopped::Failed(text)) => text,
         };

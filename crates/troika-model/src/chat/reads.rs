@@ -23,6 +23,7 @@ type Render<'r> = &'r dyn Fn(Value) -> Option<String>;
 pub(super) struct Reads {
     texts: OnceLock<bool>,
     parts: OnceLock<bool>,
+    several: OnceLock<bool>,
     one_system: OnceLock<bool>,
     calls: OnceLock<Calls>,
     thoughts: OnceLock<Thoughts>,
@@ -52,6 +53,14 @@ enum Thoughts {
     Parts,
 }
 
+/// Whether the template shows a content of these parts: a template that prints lists is not meant
+/// to be given any.
+fn shows(parts: Value, render: Render<'_>) -> bool {
+    let text = render(json!([{"role": "user", "content": parts}])).unwrap_or_default();
+    let after = text.split_once("one-").map(|(_, after)| after);
+    after.is_some_and(|after| after.contains("two") && !prints(after))
+}
+
 impl Reads {
     /// Gives messages the form that the template reads.
     pub fn fit(&self, messages: &mut Vec<Value>, render: Render<'_>) {
@@ -70,6 +79,10 @@ impl Reads {
             match &content {
                 Value::Array(parts) if texts(parts) && !keeps() => {
                     message.insert("content".into(), text_of(&content).into());
+                }
+                Value::Array(parts) if texts(parts) && parts.len() > 1 && !self.several(render) => {
+                    let one = json!([{"type": "text", "text": text_of(&content)}]);
+                    message.insert("content".into(), one);
                 }
                 Value::String(text) if !self.texts(render) && self.parts(render) => {
                     message.insert("content".into(), json!([{"type": "text", "text": text}]));
@@ -91,14 +104,14 @@ impl Reads {
     }
 
     fn parts(&self, render: Render<'_>) -> bool {
+        let parts = json!([{"type": "text", "text": "one-two"}]);
+        *self.parts.get_or_init(|| shows(parts, render))
+    }
+
+    /// Whether the template reads more than the first part.
+    fn several(&self, render: Render<'_>) -> bool {
         let parts = json!([{"type": "text", "text": "one-"}, {"type": "text", "text": "two"}]);
-        let probe = json!([{"role": "user", "content": parts}]);
-        // A template that prints lists is not meant to be given any.
-        let shows = |text: &String| {
-            let after = text.split_once("one-").map(|(_, after)| after);
-            after.is_some_and(|after| after.contains("two") && !prints(after))
-        };
-        *self.parts.get_or_init(|| render(probe).as_ref().is_some_and(shows))
+        *self.several.get_or_init(|| shows(parts, render))
     }
 
     /// Whether the template shows one system message, but not two.

@@ -29,7 +29,7 @@ pub fn text_of(content: &Value) -> Result<String, Problem> {
                     (_, kind) => {
                         let kind = kind.unwrap_or("no known type");
                         return Err(wrong(&format!(
-                            "a part is of type {kind}; the model reads text only"
+                            "a part is of type {kind:?}; the model reads text only"
                         )));
                     }
                 }
