@@ -17,7 +17,6 @@ use crate::problem::Problem;
 use crate::queue::Client;
 use crate::record::Record;
 use crate::state::{Server, apart};
-use crate::stream::escaped;
 use crate::unpack::{codings, unpack};
 use crate::{known, limits};
 
@@ -157,4 +156,13 @@ pub fn with_left_out(mut answer: Response, names: &BTreeSet<String>) -> Response
 /// An answer in JSON.
 pub fn json(value: &Value) -> Response {
     ([(CONTENT_TYPE, "application/json")], escaped(value.to_string())).into_response()
+}
+
+/// JSON without the characters that some clients take for ends of lines: they can be in texts only.
+pub fn escaped(json: String) -> String {
+    let ends = ['\u{85}', '\u{2028}', '\u{2029}'];
+    if !json.contains(ends) {
+        return json;
+    }
+    ends.iter().fold(json, |json, end| json.replace(*end, &format!("\\u{:04x}", *end as u32)))
 }

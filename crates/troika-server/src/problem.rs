@@ -18,6 +18,15 @@ pub enum Dialect {
 /// The longest text in a sentence that the log takes for a name.
 const LONGEST_NAME: usize = 64;
 
+/// How long a prompt is that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLong {
+    /// Its tokens, or the least that it can have.
+    pub tokens: usize,
+    /// The most that there may be.
+    pub most: usize,
+}
+
 /// Why a request is not served, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -33,8 +42,8 @@ pub struct Problem {
     pub retry_after: Option<u64>,
     /// What the log says instead, where the sentence quotes what was asked.
     pub private: Option<String>,
-    /// Tokens of a prompt that is too long, and the most that there may be.
-    pub too_long: Option<(usize, usize)>,
+    /// How long a prompt is that is too long.
+    pub too_long: Option<Box<TooLong>>,
 }
 
 impl Problem {
@@ -81,11 +90,11 @@ impl Problem {
     /// The sentence in the words that clients of an interface look for.
     fn words(&self, dialect: Dialect) -> String {
         let message = &self.message;
-        match (self.too_long, dialect) {
-            (Some((tokens, most)), Dialect::Anthropic) => {
+        match (self.too_long.as_deref(), dialect) {
+            (Some(TooLong { tokens, most }), Dialect::Anthropic) => {
                 format!("prompt is too long: {tokens} tokens > {most} maximum; {message}")
             }
-            (Some((tokens, most)), Dialect::OpenAi) => format!(
+            (Some(TooLong { tokens, most }), Dialect::OpenAi) => format!(
                 "This model's maximum context length is {most} tokens. However, your messages \
                  resulted in {tokens} tokens: {message}"
             ),
@@ -139,10 +148,13 @@ impl From<troika::Error> for Problem {
         use troika::Error as E;
         let message = error.to_string();
         let too_long = match error {
-            E::PromptTooLong { prompt, context, .. } => Some((prompt, context)),
+            E::PromptTooLong { prompt: tokens, context: most, .. } => {
+                Some(Box::new(TooLong { tokens, most }))
+            }
             // It has at least so many.
             E::TextTooLong { bytes, context, longest } => {
-                Some((bytes.div_ceil(longest.max(1)), context))
+                let tokens = bytes.div_ceil(longest.max(1));
+                Some(Box::new(TooLong { tokens, most: context }))
             }
             _ => None,
         };

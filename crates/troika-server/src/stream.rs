@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::chat::{ChatEvent, ChatStream, Usage};
-use crate::json_request;
+use crate::json_request::{self, escaped};
 use crate::problem::Problem;
 
 /// After so long without anything to send something is sent, so that nobody in between takes the
@@ -54,15 +54,6 @@ pub fn named(name: &str, value: &Value, out: &mut String) {
     out.push_str(name);
     out.push('\n');
     data(value, out);
-}
-
-/// JSON without the characters that some clients take for ends of lines: they can be in texts only.
-pub fn escaped(json: String) -> String {
-    let ends = ['\u{85}', '\u{2028}', '\u{2029}'];
-    if !json.contains(ends) {
-        return json;
-    }
-    ends.iter().fold(json, |json, end| json.replace(*end, &format!("\\u{:04x}", *end as u32)))
 }
 
 /// What remains of a response.

@@ -5,6 +5,7 @@
 
 mod candidate;
 mod chain;
+mod chained;
 mod dry;
 mod filter;
 mod logprobs;
@@ -15,8 +16,8 @@ use std::collections::BTreeMap;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use chain::Chained;
 pub use chain::{Chain, Step};
+use chained::Chained;
 pub use dry::Spelling;
 use filter::Distribution;
 pub use logprobs::Logprobs;

@@ -314,7 +314,7 @@ fn chains_leave_what_llama_cpp_leaves() {
     let check = |before: &[f32], recent: &[u32], set: &dyn Fn(&mut Chain), after: &[f64]| {
         let mut p = params();
         set(&mut p.chain);
-        let mut chain = chain::Chained::of(&p).unwrap();
+        let mut chain = chained::Chained::of(&p).unwrap();
         if let Some(history) = &mut chain.history {
             history.spelling = Some(Box::new(letter));
             recent.iter().for_each(|t| history.accept(*t));
@@ -546,7 +546,7 @@ proptest! {
     ) {
         let mut state = seed;
         let mut logits = odd_logits(len, &mut state);
-        logits.iter_mut().filter(|_| !odd).for_each(|l| *l = l.max(-30.0).min(30.0) * 0.37);
+        logits.iter_mut().filter(|_| !odd).for_each(|l| *l = l.clamp(-30.0, 30.0) * 0.37);
         prop_assume!(logits.iter().any(|l| *l > f32::NEG_INFINITY));
         let mut samplers = order;
         samplers.remove(left_out);

@@ -1,31 +1,10 @@
 //! Which markers a model uses, found in the text of its chat template.
 
-use super::forms::{CallFormat, THOUGHTS, tags_in};
-use super::harmony;
+use super::forms::{CallForm, CallFormat, Kind, tags_in};
 use super::lark::{Lark, SpecialToken};
+use super::thoughts::{THOUGHTS, ThoughtEnds, ThoughtMarkers};
 use super::tool::ToolSpec;
-
-/// The markers around a thought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThoughtMarkers {
-    /// What opens it.
-    pub open: &'static str,
-    /// What closes it.
-    pub close: &'static str,
-}
-
-/// How a thought ends.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ThoughtEnds {
-    /// What opens a thought.
-    pub open: &'static str,
-    /// What closes it.
-    pub close: &'static str,
-    /// What is written to close it in its midst.
-    pub closing: String,
-    /// Whether a thought may begin after other text.
-    pub anywhere: bool,
-}
+use super::{harmony, literals, named, objects, tags};
 
 /// How a model writes what is not plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +124,30 @@ impl Format {
     ) -> String {
         match self.calls {
             CallFormat::Harmony => harmony::grammar(lark, tools, opened),
-            calls => calls.form().grammar(lark, tools, parallel),
+            calls => grammar(calls.form(), lark, tools, parallel),
         }
     }
+}
+
+/// The grammar of a call, or of several.
+fn grammar(
+    form: &'static CallForm,
+    lark: &mut Lark<'_>,
+    tools: &[ToolSpec],
+    parallel: bool,
+) -> String {
+    let call = lark.each(tools, "call", |lark, tool| match form.kind {
+        Kind::Objects => objects::grammar(lark, form, tool),
+        Kind::Named => named::grammar(lark, form, tool),
+        Kind::Tags => tags::grammar(lark, form, tool),
+        Kind::Literals => literals::grammar(lark, form, tool),
+        Kind::Own => String::new(),
+    });
+    let (open, close) = (lark.marked(&form.open), lark.marked(&form.close));
+    if let Some(between) = &form.between {
+        let call = lark.rule("marked", &format!("{open} {call} {close}"));
+        return lark.repeated(&call, &lark.marked(between), parallel);
+    }
+    let calls = lark.repeated(&call, &lark.marked(&form.comma), parallel);
+    format!("{open} {calls} {close}")
 }

@@ -5,18 +5,13 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use super::format::ThoughtMarkers;
-use super::lark::Lark;
-use super::tool::ToolSpec;
-use super::{literals, named, objects, tags};
-
 /// What a file says of a format. What it does not say is empty.
 ///
 /// In these texts, `NAME`, `KEY`, `VALUE`, `JSON` and `TYPE` stand for what a call has there, and
 /// `№` for a number.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Form {
+pub(super) struct CallForm {
     /// What templates of the format have: all texts of one of these lists.
     pub(super) signs: Vec<Vec<String>>,
     pub(super) kind: Kind,
@@ -160,13 +155,13 @@ formats! {
 }
 
 // Tests read every file.
-static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
+static FORMS: LazyLock<Vec<CallForm>> = LazyLock::new(|| {
     FILES.iter().map(|file| serde_json::from_str(file).unwrap_or_default()).collect()
 });
 
 impl CallFormat {
     /// What its calls look like.
-    pub(super) fn form(self) -> &'static Form {
+    pub(super) fn form(self) -> &'static CallForm {
         &FORMS[self as usize]
     }
 
@@ -178,7 +173,7 @@ impl CallFormat {
     }
 }
 
-impl Form {
+impl CallForm {
     /// The beginning of a call, as the reader looks for it.
     pub(super) fn head(&'static self) -> &'static str {
         let (head, _) = self.call.split_once("NAME").unwrap_or_default();
@@ -213,29 +208,6 @@ impl Form {
         let tags = texts.into_iter().chain(frames).flat_map(|text| tags_in(text));
         self.markers.iter().map(String::as_str).chain(tags).collect()
     }
-
-    /// The grammar of a call, or of several.
-    pub(super) fn grammar(
-        &'static self,
-        lark: &mut Lark<'_>,
-        tools: &[ToolSpec],
-        parallel: bool,
-    ) -> String {
-        let call = lark.each(tools, "call", |lark, tool| match self.kind {
-            Kind::Objects => objects::grammar(lark, self, tool),
-            Kind::Named => named::grammar(lark, self, tool),
-            Kind::Tags => tags::grammar(lark, self, tool),
-            Kind::Literals => literals::grammar(lark, self, tool),
-            Kind::Own => String::new(),
-        });
-        let (open, close) = (lark.marked(&self.open), lark.marked(&self.close));
-        if let Some(between) = &self.between {
-            let call = lark.rule("marked", &format!("{open} {call} {close}"));
-            return lark.repeated(&call, &lark.marked(between), parallel);
-        }
-        let calls = lark.repeated(&call, &lark.marked(&self.comma), parallel);
-        format!("{open} {calls} {close}")
-    }
 }
 
 /// The tags in a text that stand by themselves.
@@ -243,24 +215,3 @@ pub(super) fn tags_in(text: &'static str) -> impl Iterator<Item = &'static str> 
     let tag = |(at, _): (usize, &str)| Some(&text[at..=at + text[at..].find('>')?]);
     text.match_indices('<').filter_map(tag).filter(|tag| !tag.contains('='))
 }
-
-const fn thought(open: &'static str, close: &'static str) -> ThoughtMarkers {
-    ThoughtMarkers { open, close }
-}
-
-/// The markers of thoughts, with what a template has of them.
-pub(super) const THOUGHTS: &[(&str, ThoughtMarkers)] = &[
-    ("<|open|>", thought("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
-    ("</think{}>", thought("<think:opensource>", "</think:opensource>")),
-    ("</think>", thought("<think>", "</think>")),
-    ("[/THINK]", thought("[THINK]", "[/THINK]")),
-    ("</seed:think>", thought("<seed:think>", "</seed:think>")),
-    ("◁/think▷", thought("◁think▷", "◁/think▷")),
-    ("<|END_THINKING|>", thought("<|START_THINKING|>", "<|END_THINKING|>")),
-    ("<channel|>", thought("<|channel>thought", "<channel|>")),
-    ("<|inner_suffix|>", thought("<|inner_prefix|>", "<|inner_suffix|>")),
-    ("assistant<|think|>", thought("<|think|>", "<|end|>")),
-    ("</mm:think>", thought("<mm:think>", "</mm:think>")),
-    ("</thought>", thought("<thought>", "</thought>")),
-    ("[BEGIN FINAL RESPONSE]", thought("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
-];

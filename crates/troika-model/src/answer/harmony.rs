@@ -2,9 +2,9 @@
 //! `functions.name` is a call.
 
 use super::call::{Stopped, Text};
-use super::format::ThoughtEnds;
 use super::lark::Lark;
 use super::output::Output;
+use super::thoughts::ThoughtEnds;
 use super::tool::ToolSpec;
 
 const START: &str = "<|start|>";

@@ -6,7 +6,7 @@ use serde_json::{Number, Value};
 
 use super::call::{Read, Stopped, Text, failed, tool_name};
 use super::convert::argument;
-use super::forms::Form;
+use super::forms::CallForm;
 use super::lark::Lark;
 use super::output::Output;
 use super::tool::ToolSpec;
@@ -17,7 +17,7 @@ const DEPTH: usize = 100;
 const WORD: usize = 512;
 
 /// Reads calls and the marker that closes them. Without such a marker, only the given tools count.
-pub(super) async fn read(text: &Text, tools: &[ToolSpec], form: &'static Form) -> Read<()> {
+pub(super) async fn read(text: &Text, tools: &[ToolSpec], form: &'static CallForm) -> Read<()> {
     let (_, bracket) = form.call.split_once("NAME").unwrap_or_default();
     let list = form.open.ends_with('[');
     if list && form.open != "[" {
@@ -51,7 +51,7 @@ pub(super) async fn read(text: &Text, tools: &[ToolSpec], form: &'static Form) -
 struct Literals<'a> {
     text: &'a Text,
     tools: &'a [ToolSpec],
-    form: &'static Form,
+    form: &'static CallForm,
     tool: &'a str,
 }
 
@@ -203,7 +203,7 @@ fn escaped(text: &str) -> String {
     json[1..json.len() - 1].to_owned()
 }
 
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static Form, tool: &ToolSpec) -> String {
+pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolSpec) -> String {
     let quote = form.quote.as_str();
     let comma = if quote.is_empty() { ", " } else { "," };
     let members = lark.separated(tool, comma, |lark, name, argument| {

@@ -20,11 +20,13 @@ mod reader;
 mod tags;
 #[cfg(test)]
 mod tests;
+mod thoughts;
 mod tool;
 
-pub use format::{Format, ThoughtEnds, ThoughtMarkers};
+pub use format::Format;
 pub use forms::CallFormat;
 pub use lark::SpecialToken;
 pub use output::Delta;
 pub use reader::{Reader, ReaderOptions};
+pub use thoughts::{ThoughtEnds, ThoughtMarkers};
 pub use tool::ToolSpec;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::call::{Read, Text, failed, tool_name};
-use super::forms::Form;
+use super::forms::CallForm;
 use super::lark::Lark;
 use super::object;
 use super::tool::ToolSpec;
@@ -12,7 +12,7 @@ use super::tool::ToolSpec;
 const KEYED: &str = "{NAME: JSON}";
 
 /// Reads objects or a list of them, and the marker that closes them.
-pub(super) async fn read(text: &Text, form: &'static Form) -> Read<()> {
+pub(super) async fn read(text: &Text, form: &'static CallForm) -> Read<()> {
     let (keyed, close) = (form.call == KEYED, form.closer());
     let first = text.solid().await?;
     text.unread(&first.to_string());
@@ -58,7 +58,7 @@ async fn one(text: &Text, keyed: bool) -> Read<()> {
     text.expect('}').await
 }
 
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &Form, tool: &ToolSpec) -> String {
+pub(super) fn grammar(lark: &mut Lark<'_>, form: &CallForm, tool: &ToolSpec) -> String {
     let name = Value::from(tool.name.as_str()).to_string();
     let (head, end) = form.call.split_once("JSON").unwrap_or_default();
     let (head, json) = (lark.marked(&head.replace("NAME", &name)), lark.arguments(tool));

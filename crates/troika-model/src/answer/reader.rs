@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use super::call::{Read, Stopped, Text};
-use super::format::{Format, ThoughtMarkers};
+use super::format::Format;
 use super::forms::{CallFormat, Kind};
 use super::harmony::Harmony;
 use super::output::{Delta, Output};
+use super::thoughts::ThoughtMarkers;
 use super::tool::ToolSpec;
 use super::{bare, literals, llama, mistral, named, objects, tags};
 

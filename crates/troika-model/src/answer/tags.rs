@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::call::{Read, Stopped, Text, tool_name};
 use super::convert::{argument, json, unfinished};
-use super::forms::Form;
+use super::forms::CallForm;
 use super::json::{JsonScanner, Scan};
 use super::lark::Lark;
 use super::tool::ToolSpec;
@@ -40,7 +40,7 @@ fn ends(text: &'static str) -> (&'static str, &'static str) {
 }
 
 impl Tags {
-    fn new(form: &'static Form) -> Self {
+    fn new(form: &'static CallForm) -> Self {
         let (call, named) = form.call.split_once("NAME").unwrap_or_default();
         let (key, rest) = form.argument.split_once("KEY").unwrap_or_default();
         let (before, after) = rest.split_once("VALUE").unwrap_or_default();
@@ -77,7 +77,7 @@ impl Tags {
 pub(super) async fn read(
     text: &Text,
     tools: &[ToolSpec],
-    form: &'static Form,
+    form: &'static CallForm,
     opened: &str,
 ) -> Read<()> {
     let tags = Tags::new(form);
@@ -176,7 +176,7 @@ impl Call<'_> {
     }
 }
 
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static Form, tool: &ToolSpec) -> String {
+pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolSpec) -> String {
     let value_end = Tags::new(form).value_end;
     let (before, after) = form.argument.split_once("VALUE").unwrap_or_default();
     let members = lark.members(tool, |lark, key, argument| {

@@ -12,7 +12,7 @@ use crate::spec::{Checkpoint, GgufMeta, GgufValue};
 
 /// Architectures, the families that read them, and whether their files permute q and k so that rope
 /// pairs adjacent elements (llama.cpp's "normal" rope).
-const ARCHITECTURES: &[(&str, &str, bool)] = &[
+pub(super) const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("llama", "llama", true),
     ("internlm2", "internlm2", true),
     ("qwen2", "qwen2", false),
@@ -70,12 +70,6 @@ const ARCHITECTURES: &[(&str, &str, bool)] = &[
     ("starcoder2", "starcoder2", false),
     ("stablelm", "stablelm", false),
 ];
-
-/// The name of a family in GGUF files.
-pub fn gguf_name(family: &str) -> &str {
-    let family = if matches!(family, "mistral" | "mixtral") { "llama" } else { family };
-    ARCHITECTURES.iter().find(|of| of.1 == family).map_or(family, |of| of.0)
-}
 
 /// Fields whose name changes but not their value.
 const RENAMED: &[(&str, &str)] = &[

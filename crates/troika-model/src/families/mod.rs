@@ -35,7 +35,6 @@ use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, Packing};
 
 pub use fields::ConfigError;
-pub use gguf::gguf_name;
 pub use in_files::numbers_in_files;
 pub use names::{Candidates, TensorNames, needs_no_place};
 
@@ -231,4 +230,10 @@ fn possible(spec: &ModelSpec) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The name of a family in GGUF files.
+pub fn gguf_name(family: &str) -> &str {
+    let family = if matches!(family, "mistral" | "mixtral") { "llama" } else { family };
+    gguf::ARCHITECTURES.iter().find(|of| of.1 == family).map_or(family, |of| of.0)
 }

@@ -10,7 +10,7 @@ use tokenizers::NormalizedString;
 
 use super::check::{self, LONGEST};
 use super::error::{Result, TokenizerError};
-use super::fim::FimTokens;
+use super::fim_tokens::FimTokens;
 use super::shared::Inner;
 use super::spelling::Spelling;
 use super::{gguf, guard, json};
@@ -87,8 +87,13 @@ impl Tokenizer {
             spelling: OnceLock::new(),
             longest: OnceLock::new(),
         };
-        tokenizer.fim = FimTokens::find(&tokenizer, None);
+        tokenizer.fim = tokenizer.find_fim(None);
         tokenizer
+    }
+
+    /// The tokens that the metadata names for a text between two others, or that are known by name.
+    pub(super) fn find_fim(&self, meta: Option<&GgufMeta>) -> Option<FimTokens> {
+        FimTokens::find(meta, |name| self.id(name), |id| self.token(id).is_some())
     }
 
     /// Reads the names of special tokens from `tokenizer_config.json`.
@@ -120,7 +125,7 @@ impl Tokenizer {
             warnings: Vec::new(),
             ..Tokenizer::of(built.read)
         };
-        tokenizer.fim = FimTokens::find(&tokenizer, Some(meta));
+        tokenizer.fim = tokenizer.find_fim(Some(meta));
         Ok(Some((tokenizer, built.warning)))
     }
 

@@ -4,24 +4,7 @@ use serde::Deserialize;
 
 use super::encode::Tokenizer;
 use super::error::Result;
-use crate::spec::GgufMeta;
-
-/// The tokens that ask for the text between two others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FimTokens {
-    /// Before the text that precedes.
-    pub prefix: u32,
-    /// Before the text that follows.
-    pub suffix: u32,
-    /// After both.
-    pub middle: u32,
-    /// Before a repository's name.
-    pub repo: Option<u32>,
-    /// Before a file's name.
-    pub file: Option<u32>,
-    /// Fills up.
-    pub pad: Option<u32>,
-}
+use super::fim_tokens::FimTokens;
 
 /// A place in a file, with what is around it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,19 +28,6 @@ pub struct FilePart {
     pub text: String,
 }
 
-/// Keys of GGUF files, today's and an older one, and llama.cpp's names of each token.
-const KNOWN: [&str; 6] = [
-    "fim_pre prefix <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> \
-     <|code_prefix|> <|prefix|>",
-    "fim_suf suffix <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> \
-     <|code_suffix|> <|suffix|>",
-    "fim_mid middle <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> \
-     <|code_middle|> <|middle|>",
-    "fim_rep - <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
-    "fim_sep - <|file_sep|>",
-    "fim_pad - <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
-];
-
 /// What llama.cpp calls a repository and files without a name.
 const REPO: &str = "myproject\n";
 const FILE: &str = "filename\n";
@@ -66,26 +36,6 @@ const PART: &str = "tmp";
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
 impl FimTokens {
-    /// The tokens that the metadata names, or by their names.
-    pub(super) fn find(tokenizer: &Tokenizer, meta: Option<&GgufMeta>) -> Option<FimTokens> {
-        let by_key = |key: &&str| {
-            let id = meta?.get(&format!("tokenizer.ggml.{key}_token_id"))?.as_u64();
-            id.and_then(|id| u32::try_from(id).ok()).filter(|id| tokenizer.token(*id).is_some())
-        };
-        let [prefix, suffix, middle, repo, file, pad] = KNOWN.map(|known| {
-            let names: Vec<&str> = known.split(' ').collect();
-            let (keys, names) = names.split_at(2);
-            keys.iter().find_map(by_key).or_else(|| names.iter().find_map(|n| tokenizer.id(n)))
-        });
-        Some(FimTokens { prefix: prefix?, suffix: suffix?, middle: middle?, repo, file, pad })
-    }
-
-    /// All of them: none belongs to an answer.
-    pub fn all(self) -> impl Iterator<Item = u32> {
-        let all = [Some(self.prefix), Some(self.suffix), Some(self.middle)];
-        all.into_iter().chain([self.repo, self.file, self.pad]).flatten()
-    }
-
     /// The prompt for what is between two texts.
     pub fn between(self, of: &Tokenizer, prefix: &[u32], suffix: &[u32]) -> Vec<u32> {
         let begin = of.begins().into_iter().chain([self.prefix]).collect::<Vec<u32>>();
@@ -149,7 +99,7 @@ impl Infill {
 
 #[cfg(test)]
 mod tests {
-    use super::{FilePart, FimTokens, Infill};
+    use super::{FilePart, Infill};
     use crate::spec::{GgufMeta, GgufValue};
     use crate::tokenizer::Tokenizer;
 
@@ -181,7 +131,7 @@ mod tests {
             ["▁<PRE>", "▁<SUF>", "▁<MID>"],
         ] {
             let of = tokenizer(&names);
-            let found = FimTokens::find(&of, None).unwrap();
+            let found = of.find_fim(None).unwrap();
             assert_eq!(found.all().collect::<Vec<_>>(), [1000, 1001, 1002], "{names:?}");
             assert_eq!(of.fim(), Some(found));
         }
@@ -190,7 +140,7 @@ mod tests {
         let of = tokenizer(&["<PRE>", "<SUF>", "<MID>", "other"]);
         let key = "tokenizer.ggml.fim_mid_token_id".to_string();
         let meta = GgufMeta([(key, GgufValue::Uint(1003))].into());
-        assert_eq!(FimTokens::find(&of, Some(&meta)).map(|fim| fim.middle), Some(1003));
+        assert_eq!(of.find_fim(Some(&meta)).map(|fim| fim.middle), Some(1003));
     }
 
     #[test]

@@ -33,7 +33,7 @@ struct Embedded {
 const TEXTS_AT_ONCE: usize = 16;
 
 /// What becomes of a text's states.
-struct Form {
+struct EmbeddingForm {
     /// The field of the texts.
     name: &'static str,
     /// Texts that are too long are cut.
@@ -50,13 +50,15 @@ fn cut(host: &InUse, mut ids: Vec<u32>) -> Vec<u32> {
     if ids.len() > context {
         ids.truncate(context);
         let end = host.model.tokenizer().and_then(Tokenizer::eos).filter(|eos| last == Some(*eos));
-        ids.iter_mut().next_back().zip(end).map(|(id, end)| *id = end);
+        if let Some((id, end)) = ids.last_mut().zip(end) {
+            *id = end;
+        }
     }
     ids
 }
 
 /// The tokens of the texts: a text, texts, token ids, or lists of them.
-fn inputs(host: &InUse, form: &Form, given: &Value) -> Result<Vec<Vec<u32>>, Problem> {
+fn inputs(host: &InUse, form: &EmbeddingForm, given: &Value) -> Result<Vec<Vec<u32>>, Problem> {
     let name = form.name;
     let must = format!("{name} has to be a text, token ids, or a list of them");
     let wrong = || Problem::field(name, must.clone());
@@ -92,7 +94,11 @@ fn inputs(host: &InUse, form: &Form, given: &Value) -> Result<Vec<Vec<u32>>, Pro
     Ok(lists)
 }
 
-async fn embed(server: &Arc<Server>, call: &JsonRequest, form: Form) -> Result<Embedded, Problem> {
+async fn embed(
+    server: &Arc<Server>,
+    call: &JsonRequest,
+    form: EmbeddingForm,
+) -> Result<Embedded, Problem> {
     let host = server.models.get(call.model()?.as_deref()).await?;
     let Embeddings { pooling, normalized } = match (server.options.pooling, host.model.embeddings())
     {
@@ -177,7 +183,7 @@ pub async fn embeddings(
         }
     };
     let (normalized, dimensions) = (normalized(&fields)?, fields.get("dimensions")?);
-    let form = Form { name: "input", truncate: false, normalized, dimensions };
+    let form = EmbeddingForm { name: "input", truncate: false, normalized, dimensions };
     let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
     let one = |(index, row): (usize, &Vec<f32>)| {
         let bytes = || row.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
@@ -197,23 +203,23 @@ pub async fn embeddings(
 ///
 /// # Errors
 /// What is wrong with the request.
-pub async fn llama_embeddings(
+pub async fn ggml_embeddings(
     State(server): State<Arc<Server>>,
     call: JsonRequest,
 ) -> Result<Response, Problem> {
     let fields = call.fields();
     let name = if fields.value("content").is_some() { "content" } else { "input" };
     let (normalized, dimensions) = (normalized(&fields)?, fields.get("dimensions")?);
-    let form = Form { name, truncate: false, normalized, dimensions };
+    let form = EmbeddingForm { name, truncate: false, normalized, dimensions };
     let Embedded { rows, .. } = embed(&server, &call, form).await?;
     let row = |(index, row): (usize, &Vec<f32>)| json!({"index": index, "embedding": [row]});
     Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
 }
 
-fn ollama_form(fields: &Fields<'_>, name: &'static str) -> Result<Form, Problem> {
+fn ollama_form(fields: &Fields<'_>, name: &'static str) -> Result<EmbeddingForm, Problem> {
     let (truncate, dimensions) = (fields.get("truncate")?, fields.get("dimensions")?);
     let truncate = truncate.unwrap_or(true);
-    Ok(Form { name, truncate, normalized: Some(true), dimensions })
+    Ok(EmbeddingForm { name, truncate, normalized: Some(true), dimensions })
 }
 
 /// Ollama's embeddings.
@@ -245,7 +251,7 @@ pub async fn ollama_embed(
 ///
 /// # Errors
 /// What is wrong with the request.
-pub async fn ollama_embeddings(
+pub async fn oggml_embeddings(
     State(server): State<Arc<Server>>,
     call: JsonRequest,
 ) -> Result<Response, Problem> {

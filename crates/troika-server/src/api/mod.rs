@@ -5,9 +5,9 @@ mod chat;
 mod completions;
 mod constrain;
 mod embeddings;
+mod ggml;
 mod health;
 mod live;
-mod llama;
 mod models;
 mod ollama;
 mod ollama_models;
@@ -53,13 +53,13 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens));
     let routes = routes
-        .route("/completion", post(llama::completion))
-        .route("/completions", post(llama::completion))
-        .route("/infill", post(llama::infill))
+        .route("/completion", post(ggml::completion))
+        .route("/completions", post(ggml::completion))
+        .route("/infill", post(ggml::infill))
         .route("/chat/completions", post(chat::chat))
-        .route("/embedding", post(embeddings::llama_embeddings))
-        .route("/embeddings", post(embeddings::llama_embeddings))
-        .route("/models", get(models::llama_list))
+        .route("/embedding", post(embeddings::ggml_embeddings))
+        .route("/embeddings", post(embeddings::ggml_embeddings))
+        .route("/models", get(models::ggml_list))
         .route("/props", get(props::props))
         .route("/slots", get(props::slots))
         .route("/lora-adapters", get(props::lora_adapters));
@@ -71,7 +71,7 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(embeddings::ollama_embed))
-        .route("/api/embeddings", post(embeddings::ollama_embeddings))
+        .route("/api/embeddings", post(embeddings::oggml_embeddings))
         .method_not_allowed_fallback(async |request| {
             read_off(request).await;
             Problem::new(

@@ -38,7 +38,7 @@ pub async fn list(State(server): State<Arc<Server>>) -> Response {
 }
 
 /// Lists the models as llama.cpp's server and its router do.
-pub async fn llama_list(State(server): State<Arc<Server>>) -> Response {
+pub async fn ggml_list(State(server): State<Arc<Server>>) -> Response {
     let list = server.models.list();
     let with_status = |listed: &ListedModel| {
         let mut model = model(&listed.name, listed);

@@ -7,8 +7,8 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use troika::model::tokenizer::Tokenizer;
 
+use super::ggml::settings;
 use super::live::OfModel;
-use super::llama::settings;
 use crate::json_request;
 use crate::problem::Problem;
 use crate::state::Server;

@@ -10,7 +10,7 @@ pub use tools::{ToolChoice, Tools, arguments_so_far, full_name};
 
 use serde_json::{Map, Value};
 use troika::engine::sample::SampleParams;
-use troika::model::chat::local_time;
+use troika::model::chat::{ChatPrompt, local_time};
 use troika::{Conversation, Request};
 
 use crate::completion::{self, Generation};
@@ -97,24 +97,8 @@ impl ChatRequest {
         let model = &host.model;
         let shown = self.tools.shown();
         let format = if shown { host.format } else { host.plain_format };
-        let mut messages = match model.has_template() {
-            true => self.messages.clone(),
-            false => messages::with_calls_as_text(&self.messages),
-        };
-        let mark = self.continues.then(|| messages::mark_last(&mut messages)).transpose()?;
         let off = self.extra.get("enable_thinking").is_some_and(|on| *on == false);
-        let conversation = Conversation {
-            tools: self.tools.for_template(),
-            extra: self.extra,
-            now: Some(local_time()),
-            add_generation_prompt: !self.continues,
-            ..Conversation::new(messages)
-        };
-        let mut rendered = model.chat_prompt(&conversation)?;
-        if let Some(mark) = mark {
-            let content = self.messages.last().map(|m| text_of(&m["content"])).transpose()?;
-            messages::cut_at(&mark, &content.unwrap_or_default(), &mut rendered)?;
-        }
+        let rendered = self.rendered(host)?;
         model.check_text(rendered.text.len())?;
         let (prompt, _) = model.tokenize_chat(&rendered)?;
         let opened = format.opened_by(&rendered.text);
@@ -153,6 +137,28 @@ impl ChatRequest {
         let generation =
             Generation { prompt, request, choices, thinking, fresh, ..Generation::default() };
         Ok((Prepared { generation, format, reader, tools }, constrain))
+    }
+
+    /// The prompt that the template makes of it.
+    fn rendered(&self, host: &InUse) -> Result<ChatPrompt, Problem> {
+        let mut messages = match host.model.has_template() {
+            true => self.messages.clone(),
+            false => messages::with_calls_as_text(&self.messages),
+        };
+        let mark = self.continues.then(|| messages::mark_last(&mut messages)).transpose()?;
+        let conversation = Conversation {
+            tools: self.tools.for_template(),
+            extra: self.extra.clone(),
+            now: Some(local_time()),
+            add_generation_prompt: !self.continues,
+            ..Conversation::new(messages)
+        };
+        let mut rendered = host.model.chat_prompt(&conversation)?;
+        if let Some(mark) = mark {
+            let content = self.messages.last().map(|m| text_of(&m["content"])).transpose()?;
+            messages::cut_at(&mark, &content.unwrap_or_default(), &mut rendered)?;
+        }
+        Ok(rendered)
     }
 }
 

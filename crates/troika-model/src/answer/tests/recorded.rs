@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::super::forms::THOUGHTS;
+use super::super::thoughts::THOUGHTS;
 use super::{Answer, CallFormat, Format, ReaderOptions, answer, deltas, format, options, read};
 
 fn check(calls: CallFormat, text: &str, expected: &Answer) {

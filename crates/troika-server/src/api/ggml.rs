@@ -120,8 +120,8 @@ async fn answer(
     let asked = Arc::new(Asked::read(fields, turn).await?);
     let n = choices(fields)?;
     let all = prompts.into_iter().flat_map(|prompt| (0..n).map(move |nth| (prompt.clone(), nth)));
-    let one = |(index, (prompt, nth))| Part { asked: asked.clone(), prompt, nth, index };
-    let mut all: Vec<Part> = all.enumerate().map(one).collect();
+    let one = |(index, (prompt, nth))| OnePart { asked: asked.clone(), prompt, nth, index };
+    let mut all: Vec<OnePart> = all.enumerate().map(one).collect();
     if fields.flag("stream")? {
         let (Some(part), true) = (all.pop(), all.is_empty()) else {
             let why = "a stream is of one prompt and one answer; send several requests";
@@ -129,7 +129,7 @@ async fn answer(
         };
         let answers = go_on(turn, part.generation()).await?;
         let (parts, has_new_line, end) = (0, false, (None, None));
-        return Ok(stream::respond(answers, LlamaWriter { part, parts, has_new_line, end }));
+        return Ok(stream::respond(answers, GgmlWriter { part, parts, has_new_line, end }));
     }
     let whole = all.iter().map(|part| part.whole(turn.part(part.index)));
     let whole = iter(whole.collect::<Vec<_>>()).buffered(turn.server.options.parallel.max(1));
@@ -188,7 +188,7 @@ impl Asked {
 }
 
 /// One of the answers.
-struct Part {
+struct OnePart {
     asked: Arc<Asked>,
     prompt: Prompt,
     /// Which one to the same prompt.
@@ -199,7 +199,7 @@ struct Part {
 /// Why an answer ended, and the stop text that ended it.
 type End = (Option<EndReason>, Option<String>);
 
-impl Part {
+impl OnePart {
     fn generation(&self) -> Generation {
         let prompt = self.prompt.ids.clone();
         let mut generation = Generation { prompt, ..self.asked.generation.clone() };
@@ -273,15 +273,15 @@ impl Part {
 }
 
 /// Writes llama.cpp's chunks.
-struct LlamaWriter {
-    part: Part,
+struct GgmlWriter {
+    part: OnePart,
     /// Chunks so far.
     parts: usize,
     has_new_line: bool,
     end: End,
 }
 
-impl EventWriter for LlamaWriter {
+impl EventWriter for GgmlWriter {
     fn begin(&mut self, out: &mut String) {
         // The head of the response goes out before the first token is there.
         out.push_str(": begun\n\n");
