@@ -197,7 +197,7 @@ def test_a_broken_model_stands_in_nobodys_way(server):
 def test_models_wait_for_room(server):
     """While all models are in use, another one waits; those who come later wait behind it."""
     with tempfile.TemporaryDirectory() as folder:
-        with serve(server, copy(folder, "a"), copy(folder, "b"), "--memory", "30") as (other, process):
+        with serve(server, copy(folder, "a"), copy(folder, "b"), "--memory", "26") as (other, process):
             statuses = []
 
             def ask(name):
