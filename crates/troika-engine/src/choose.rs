@@ -66,10 +66,11 @@ impl Sequences {
         self.plan_prompts(slot, only, &mut budget);
     }
 
-    /// Notes what rows of a prompt took. Few say little of how long many take.
+    /// Makes parts as long as what rows of a prompt took. Few say little of how long many take.
     pub fn measure(&mut self, rows: usize, took: Duration) {
-        if rows >= PART_ROWS.min(self.rules.chunk) {
-            self.pace = u32::try_from(rows).ok().and_then(|rows| took.checked_div(rows));
+        if self.rules.cuts && rows >= PART_ROWS.min(self.rules.chunk) {
+            let part = rows as f64 * PART.as_secs_f64() / took.as_secs_f64().max(1e-9);
+            self.part = Some((part as usize / PART_ROWS * PART_ROWS).max(PART_ROWS));
         }
     }
 
@@ -78,22 +79,13 @@ impl Sequences {
     /// several are forgotten.
     pub fn yields(&self, slot: &BatchSlot) -> bool {
         let [(seq, positions)] = slot.seqs.as_slice() else { return false };
-        let took = |pace: Duration| pace.as_secs_f64() * slot.prompt_rows() as f64;
-        let short = self.pace.is_some_and(|pace| took(pace) <= 2.0 * PART.as_secs_f64());
+        let short = self.part.is_some_and(|part| slot.prompt_rows() <= part.saturating_mul(2));
         let steady = self.all.get(seq).is_none_or(|s| s.steady_until > positions.start);
         self.rules.cuts
             && self.rules.sharing.sequences > 1
             && self.queue.len() == 1
             && slot.prompt_rows() > 0
             && !(short || steady || self.rules.forgets && slot.batches().len() > 1)
-    }
-
-    /// Rows of a part of a prompt while others wait.
-    fn part_rows(&self) -> usize {
-        let Some(pace) = self.pace.filter(|_| self.rules.cuts) else { return usize::MAX };
-        let rows = PART.as_nanos() / pace.as_nanos().max(1);
-        let rows = usize::try_from(rows).unwrap_or(usize::MAX);
-        (rows / PART_ROWS * PART_ROWS).max(PART_ROWS)
     }
 
     /// What a step may compute. While sequences decode, prompts get only a part of it.
@@ -117,7 +109,7 @@ impl Sequences {
             _ => usize::MAX,
         };
         // Beside answers, parts are short already, and shorter ones would delay the last prompt.
-        let part = if alone { self.part_rows() } else { usize::MAX };
+        let part = self.part.filter(|_| alone).unwrap_or(usize::MAX);
         Budget { batches, chunk, prompt_rows, part, blocked: None }
     }
 

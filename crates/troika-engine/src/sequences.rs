@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::swap;
 use std::ops::Range;
-use std::time::Duration;
 
 use troika_graph::StateKind;
 use troika_model::spec::ModelSpec;
@@ -109,8 +108,8 @@ pub(crate) struct Sequences {
     pub prompts_turn: u64,
     /// Tokens of prompts that were computed so far.
     pub read: u64,
-    /// What a token of a prompt took of late.
-    pub pace: Option<Duration>,
+    /// Rows of a prompt's part while others wait, once that is known.
+    pub part: Option<usize>,
     /// Number of sequences admitted so far.
     orders: u64,
 }
@@ -129,7 +128,7 @@ impl Sequences {
             last_turn: 0,
             prompts_turn: 0,
             read: 0,
-            pace: None,
+            part: None,
             orders: 0,
         }
     }

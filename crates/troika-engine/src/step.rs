@@ -280,10 +280,10 @@ impl Engine {
         }
     }
 
-    /// Batches were stopped because of cancelled sequences or other prompts. The others keep what was computed and
-    /// continue. No cancellation stops their next batch, so that each stop still brings progress. A
-    /// sequence that starts over, because its windows dropped what it needs, runs all its batches
-    /// so.
+    /// Batches were stopped because of cancelled sequences, or for another prompt. The others keep
+    /// what was computed and continue. Nothing stops their next batch, so that each stop still brings
+    /// progress. A sequence that starts over, because its windows dropped what it needs, runs all its
+    /// batches so.
     fn keep_done(&mut self, place: usize, left_out: &[u32]) {
         for i in 0..self.slots[place].seqs.len() {
             let (seq, positions) = self.slots[place].seqs[i].clone();

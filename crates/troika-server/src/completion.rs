@@ -249,9 +249,8 @@ impl Answering {
         told: &mut Option<PromptProgress>,
         began: Instant,
     ) -> Option<()> {
-        let Some(now) = session.progress().filter(|now| Some(*now) != *told) else {
-            return Some(());
-        };
+        let is_news = |now: &PromptProgress| told.is_none_or(|told| now.done > told.done);
+        let Some(now) = session.progress().filter(is_news) else { return Some(()) };
         let first = PromptProgress { done: now.cached, ..now };
         for news in told.is_none().then_some(first).into_iter().chain((now != first).then_some(now))
         {

@@ -101,7 +101,7 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
         stop: fields.texts("stop_sequences")?,
         ignore_eos: false,
         choices: 1,
-        fresh: false,
+        fresh: super::request::fresh(fields)?,
         logprobs: None,
         extra,
         thinking_budget: thinking_budget(fields)?,
