@@ -49,7 +49,7 @@ def test_openai_like(url):
         api_key="none",
         is_chat_model=True,
         is_function_calling_model=True,
-        max_tokens=60,
+        max_tokens=120,
         max_retries=0,
     )
     chats(model)

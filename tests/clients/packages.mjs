@@ -21,7 +21,7 @@ const places = ["London", "York", "Bath"];
 const inputSchema = z.object({ place: z.enum(places) });
 const schema = z.object({ place: z.enum(places), wet: z.boolean() });
 const baseURL = `${url}/v1`;
-const common = { maxRetries: 0, maxOutputTokens: 60, prompt };
+const common = { maxRetries: 0, maxOutputTokens: 120, prompt };
 
 async function sdk(model) {
   const answer = await ai.generateText({ ...common, model });
@@ -59,7 +59,7 @@ async function sdk(model) {
 
 async function openai() {
   const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
-  const chat = { model: "any-name", messages: [{ role: "user", content: prompt }], max_tokens: 60 };
+  const chat = { model: "any-name", messages: [{ role: "user", content: prompt }], max_tokens: 120 };
   const answer = await client.chat.completions.create(chat);
   assert(answer.choices[0].message.content && answer.usage.completion_tokens);
   const stream = client.chat.completions.stream(chat);

@@ -90,9 +90,9 @@ fn agents(root: &Path, troika: &Path, options: &Options) -> Result<()> {
     installed(root, "clients", &[])?;
     let place = installed(root, "programs", &["agents"])?;
     let mut script = Command::new(place.join("open-webui/bin/python"));
-    script.arg(root.join("tests/clients/agents.py")).arg(troika).arg(&place);
+    script.arg(root.join("tests/clients/coding_agents.py")).arg(troika).arg(&place);
     if let Some(model) = &options.model {
         script.arg("--model").arg(model);
     }
-    command::run(script.env("PYTHONDONTWRITEBYTECODE", "1"), "agents.py")
+    command::run(script.env("PYTHONDONTWRITEBYTECODE", "1"), "coding_agents.py")
 }

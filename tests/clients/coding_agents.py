@@ -1,6 +1,6 @@
 """Coding agents and Open WebUI at `troika serve`, connected as docs/programs.md says: one task each.
 
-    python agents.py TROIKA PROGRAMS [--model FILE] [--seconds N] [NAME...]
+    python coding_agents.py TROIKA PROGRAMS [--model FILE] [--seconds N] [NAME...]
 
 PROGRAMS is where `.ci/programs DIR agents` installed them. Without a FILE the model is the built-in
 one with a template of tools, which writes nonsense. What counts is that every request is answered
