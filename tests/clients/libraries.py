@@ -453,7 +453,7 @@ def weather_tool(place: str) -> str:
     return f"It rains in {place}."
 
 
-# llm, with its plug-in for Ollama.
+# llm.
 
 
 def llm_command(url, home, *arguments):

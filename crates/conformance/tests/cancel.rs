@@ -323,7 +323,7 @@ fn a_prompt_that_is_alone_makes_way_for_one_that_comes() {
         let by_itself = w.clock.now() - start;
         let seq = [seq, w.admit(some_tokens(120, 1), 0)][1];
         let (came, handle, clock) = (Arc::new(Mutex::new(None)), w.handle.clone(), w.clock.clone());
-        let (coming, mut left) = (came.clone(), 40);
+        let (coming, mut left) = (came.clone(), 10);
         w.hook(move |_| {
             left -= 1;
             if left == 0 {

