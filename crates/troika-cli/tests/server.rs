@@ -249,8 +249,12 @@ fn a_model_has_its_names() {
         for (name, found) in [("a", true), ("b/b", true), ("c:latest", true), ("gpt-9", false)] {
             let path = path.replace("models/c", &format!("models/{name}"));
             // Unknown fields are not looked at.
-            let prompt = if path.contains("responses") { "no_prompt" } else { "prompt" };
-            let body = named(name).replacen("prompt", prompt, 1);
+            let own = if path.contains("responses") {
+                [("prompt", "no_prompt"), ("max_tokens", "max_output_tokens")]
+            } else {
+                [("", ""); 2]
+            };
+            let body = own.iter().fold(named(name), |body, (from, to)| body.replacen(from, to, 1));
             let answer = server.ask(&format!("{path} HTTP/1.1"), &body);
             let code = if found { "HTTP/1.1 200" } else { "HTTP/1.1 404" };
             assert!(answer.starts_with(code), "{path} {name}: {answer}");
