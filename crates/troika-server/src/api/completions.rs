@@ -75,10 +75,8 @@ pub async fn completions(
     let n = asked.generation.choices;
     if fields.flag("stream")? {
         let [prompt] = prompts.as_slice() else {
-            return Err(Problem::field(
-                "stream",
-                "a stream is of one prompt; send several requests",
-            ));
+            let why = "a stream is of one prompt; send several requests";
+            return Err(Problem::field("stream", why));
         };
         let echoed = echoed(&turn, &asked, prompt).await?;
         let answers = begin(&turn, &asked, prompt).await?;
