@@ -121,7 +121,7 @@ impl Sequences {
     /// How many rows a sequence decodes next; 0 while others come before them.
     fn decoding_rows(&self, seq: SeqId) -> usize {
         let Some(s) = self.all.get(&seq).filter(|s| s.phase == Phase::Decode) else { return 0 };
-        let cached = s.in_flight.as_ref().map_or_else(|| self.kv.len(seq), |rows| rows.start);
+        let cached = self.computed(seq);
         if cached < s.fed_from { 0 } else { s.tokens.len().saturating_sub(cached) }
     }
 
@@ -290,26 +290,22 @@ impl Sequences {
     fn follows(&mut self, seq: SeqId) -> bool {
         let shares = |s: &&Sequence| s.shares && self.rules.shares_pages && !self.decodes(seq);
         let Some(s) = self.all.get(&seq).filter(shares) else { return false };
-        let (page_len, most) = (self.rules.page_len, s.tokens.len().saturating_sub(1));
-        let alike = |other: &Sequence| {
-            let both = other.tokens.iter().zip(&s.tokens[..most]);
-            both.take_while(|(a, b)| a == b).count() / page_len * page_len
-        };
-        let reads = |(id, o): (&SeqId, &Sequence)| {
-            let reads = o.stage == Stage::Running && o.phase == Phase::Prefill;
-            (reads && o.shares && o.priority >= s.priority && o.regime == s.regime)
-                .then(|| (*id, alike(o)))
+        // Whether all is alike up to the end of the page behind so many tokens.
+        let alike = |other: &Sequence, tokens: usize| {
+            let end = (tokens / self.rules.page_len + 1) * self.rules.page_len;
+            end < s.tokens.len() && other.tokens.get(..end) == s.tokens.get(..end)
         };
         let has = self.kv.len(seq);
-        let read: Vec<_> = self.all.iter().filter_map(reads).filter(|(_, n)| *n > has).collect();
-        let done = |id: &SeqId| {
-            let flies = self.all.get(id).and_then(|o| o.in_flight.as_ref());
-            flies.map_or_else(|| self.kv.len(*id), |rows| rows.start)
+        let reads = |(_, o): &(&SeqId, &Sequence)| {
+            let reads = o.stage == Stage::Running && o.phase == Phase::Prefill && o.shares;
+            reads && o.priority >= s.priority && o.regime == s.regime && alike(o, has)
         };
-        if read.iter().any(|(id, alike)| done(id) < *alike) {
+        let read: Vec<(&SeqId, &Sequence)> = self.all.iter().filter(reads).collect();
+        if read.iter().any(|(id, o)| alike(o, has.max(self.computed(**id)))) {
             return true;
         }
-        read.iter().for_each(|(id, _)| self.publish(*id));
+        let read: Vec<SeqId> = read.into_iter().map(|(id, _)| *id).collect();
+        read.iter().for_each(|id| self.publish(*id));
         false
     }
 

@@ -236,15 +236,19 @@ impl Sequences {
         self.all.remove(&seq);
     }
 
+    /// How many tokens of a sequence are computed: of what is in flight, none is.
+    pub fn computed(&self, seq: SeqId) -> usize {
+        let in_flight = self.all.get(&seq).and_then(|s| s.in_flight.as_ref());
+        in_flight.map_or_else(|| self.kv.len(seq), |rows| rows.start)
+    }
+
     /// Publishes the pages of a sequence for others with the same beginning.
     pub fn publish(&mut self, seq: SeqId) {
         let Some(s) = self.all.get(&seq) else { return };
         if !s.shares || !self.rules.shares_pages {
             return;
         }
-        // Of what is in flight, nothing is computed yet.
-        let done = s.in_flight.as_ref().map_or_else(|| self.kv.len(seq), |rows| rows.start);
-        let done = done.min(s.tokens.len());
+        let done = self.computed(seq).min(s.tokens.len());
         let page_len = self.rules.page_len;
         let numerics = |page: usize| numerics(s, page * page_len..(page + 1) * page_len);
         self.kv.publish(seq, &s.tokens[..done], done, &numerics);
