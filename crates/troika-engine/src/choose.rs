@@ -38,15 +38,6 @@ struct Budget {
     blocked: Option<Rank>,
 }
 
-/// Which sequences a pass plans before prompts have their turn.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    /// Those that failed together with others.
-    Alone,
-    /// Those that wait for their next token.
-    Decoding,
-}
-
 impl Sequences {
     /// Plans the batches of a slot: of one phase, or of both where both run in the same slot.
     pub fn plan_batches(&mut self, slot: &mut BatchSlot, only: Option<Phase>) {
@@ -55,11 +46,9 @@ impl Sequences {
         if self.rules.rows_matter {
             return self.plan_in_turns(slot, only, &mut budget);
         }
-        for pass in [Pass::Alone, Pass::Decoding] {
-            if pass == Pass::Decoding && only == Some(Phase::Prefill) {
-                continue;
-            }
-            if !self.plan_pass(slot, only, pass, &mut budget) {
+        for alone in [true, false] {
+            let left_out = !alone && only == Some(Phase::Prefill);
+            if !left_out && !self.plan_pass(slot, only, alone, &mut budget) {
                 return;
             }
         }
@@ -125,38 +114,34 @@ impl Sequences {
         if cached < s.fed_from { 0 } else { s.tokens.len().saturating_sub(cached) }
     }
 
-    /// Adds rows of the sequences that belong to a pass. `false` when nothing more may be added.
+    /// Adds rows of the sequences that failed together with others and are tried `alone`, or of those
+    /// that wait for their next token. `false` when nothing more may be added.
     fn plan_pass(
         &mut self,
         slot: &mut BatchSlot,
         only: Option<Phase>,
-        pass: Pass,
+        alone: bool,
         budget: &mut Budget,
     ) -> bool {
-        let mut left = if pass == Pass::Decoding { usize::MAX } else { budget.prompt_rows };
+        let mut left = if alone { budget.prompt_rows } else { usize::MAX };
         for at in 0..self.queue.len() {
             let Some(&seq) = self.queue.get(at) else { break };
-            let Some(s) = self.all.get(&seq) else { continue };
-            if s.in_flight.is_some() || s.cancelled || s.closed {
+            let free = self.is_free(seq, alone) && (alone || self.decodes(seq));
+            if !free || (alone && !slot.seqs.is_empty()) {
                 continue;
             }
-            let of_pass = match pass {
-                Pass::Alone => s.alone,
-                Pass::Decoding => !s.alone && self.decodes(seq),
-            };
-            let alone = s.alone;
-            let others = !slot.seqs.is_empty();
-            if !of_pass || (others && alone) {
-                continue;
-            }
-            if !self.plan_sequence(slot, seq, only, &mut left, budget) {
-                return false;
-            }
-            if left == 0 || (alone && self.is_planned(slot, seq)) {
+            let goes_on = self.plan_sequence(slot, seq, only, &mut left, budget);
+            if !goes_on || left == 0 || (alone && self.is_planned(slot, seq)) {
                 return false;
             }
         }
         true
+    }
+
+    /// Whether rows of a sequence may be planned, among those that are tried alone or the others.
+    fn is_free(&self, seq: SeqId, alone: bool) -> bool {
+        let free = |s: &Sequence| s.in_flight.is_none() && !(s.cancelled || s.closed);
+        self.all.get(&seq).is_some_and(|s| free(s) && s.alone == alone)
     }
 
     /// Adds rows of prompts, and of sequences that are computed again.
@@ -191,9 +176,8 @@ impl Sequences {
         let mut ready = Vec::new();
         for at in 0..self.queue.len() {
             let Some(&seq) = self.queue.get(at) else { break };
-            let Some(s) = self.all.get(&seq) else { continue };
-            let free = s.in_flight.is_none() && !(s.cancelled || s.closed || s.alone);
-            if free && !self.decodes(seq) && self.may_run(seq, only, budget) {
+            let is_prompt = self.is_free(seq, false) && !self.decodes(seq);
+            if is_prompt && self.may_run(seq, only, budget) {
                 ready.push(seq);
             }
         }

@@ -49,8 +49,6 @@ pub(crate) struct InFlight {
     pub several: bool,
     /// Whether it stops when another prompt comes.
     pub yields: bool,
-    /// Whether it was stopped so.
-    pub yielded: bool,
 }
 
 #[derive(Debug, Default)]
@@ -390,11 +388,8 @@ impl Inbox {
     }
 
     /// Stops a prompt that computes alone, since another one comes: then both take turns.
-    fn make_way(&mut self) {
-        for running in self.in_flight.iter_mut().filter(|f| f.yields) {
-            running.yielded = true;
-            running.canceller.cancel();
-        }
+    fn make_way(&self) {
+        self.in_flight.iter().filter(|f| f.yields).for_each(|f| f.canceller.cancel());
     }
 
     /// Refuses further requests.

@@ -209,8 +209,8 @@ impl Engine {
                 (running.several, running.yields) = (several, yields);
             }
             None => {
-                let (seqs, yielded) = (seqs().collect(), false);
-                inbox.in_flight.push(InFlight { job, canceller, seqs, several, yields, yielded });
+                let seqs = seqs().collect();
+                inbox.in_flight.push(InFlight { job, canceller, seqs, several, yields });
             }
         }
         // One of them may have been cancelled just before.
@@ -245,13 +245,13 @@ impl Engine {
             return Ok(());
         };
         self.slots[place].job = None;
-        let mut yielded = false;
+        let mut yields = false;
         {
             // A later cancellation finds nothing in flight.
             let mut inbox = self.handle.lock();
             if let Some(running) = inbox.in_flight.iter_mut().find(|f| f.job == job) {
                 running.seqs.clear();
-                (running.yields, yielded) = (false, std::mem::take(&mut running.yielded));
+                yields = std::mem::take(&mut running.yields);
                 running.canceller.reset();
             }
         }
@@ -267,7 +267,7 @@ impl Engine {
                 self.deliver(place, &[], on)
             }
             Err(EngineError::Device(DeviceError::Cancelled))
-                if yielded || self.slots[place].seqs.iter().any(unwanted) =>
+                if yields || self.slots[place].seqs.iter().any(unwanted) =>
             {
                 let left_out = self.runner.left_out(job).to_vec();
                 self.keep_done(place, &left_out);
