@@ -28,8 +28,6 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 struct Budget {
     /// The most batches.
     batches: usize,
-    /// The most rows of a batch.
-    chunk: usize,
     /// The most rows of prompts.
     prompt_rows: usize,
     /// The most rows of prompts while several wait.
@@ -99,7 +97,7 @@ impl Sequences {
         };
         // Beside answers, parts are short already, and shorter ones would delay the last prompt.
         let part = self.part.filter(|_| alone).unwrap_or(usize::MAX);
-        Budget { batches, chunk, prompt_rows, part, blocked: None }
+        Budget { batches, prompt_rows, part, blocked: None }
     }
 
     /// Whether only rows that a sequence decodes are left to compute.
@@ -148,7 +146,7 @@ impl Sequences {
     fn plan_prompts(&mut self, slot: &mut BatchSlot, only: Option<Phase>, budget: &mut Budget) {
         let ready = self.prompts_in_turn(only, budget);
         let part = if ready.len() > 1 { budget.part } else { usize::MAX };
-        budget.batches = budget.batches.min((part / budget.chunk).max(1));
+        budget.batches = budget.batches.min((part / self.rules.chunk).max(1));
         let mut left = budget.prompt_rows.min(part);
         self.last_turn += 1;
         for seq in ready {
@@ -213,10 +211,7 @@ impl Sequences {
         waiting.sort_by_key(|(turn, _)| *turn);
         self.last_turn += 1;
         for (_, seq) in waiting {
-            let seqs = match seq {
-                Some(seq) => vec![seq],
-                None => self.prompts_in_turn(only, budget),
-            };
+            let seqs = seq.map_or_else(|| self.prompts_in_turn(only, budget), |seq| vec![seq]);
             for seq in seqs {
                 let Some(s) = self.all.get(&seq) else { continue };
                 if s.in_flight.is_some() || s.cancelled || s.closed {
@@ -366,12 +361,8 @@ impl Sequences {
             let left =
                 |(id, s): (&SeqId, &Sequence)| s.tokens.len().saturating_sub(self.kv.len(*id));
             let taken = self.all.iter().filter(|(_, s)| s.has_place()).map(left).sum::<usize>();
-            let needed = tokens + 1 + taken;
-            if !self.kv.has_room(needed) {
-                self.free_idle(seq, needed);
-                if !self.kv.has_room(needed) {
-                    return false;
-                }
+            if !self.free_idle(seq, tokens + 1 + taken) {
+                return false;
             }
         }
         let Some(s) = self.all.get(&seq) else { return false };
@@ -409,26 +400,27 @@ impl Sequences {
         if only.is_some_and(|only| only != phase) {
             return Ok(0);
         }
-        let used = slot.last_batch().map_or(budget.chunk, |b| b.rows());
+        let chunk = self.rules.chunk;
+        let used = slot.last_batch().map_or(chunk, |b| b.rows());
         let wanted: usize =
             slot.batches().iter().map(|b| b.wanted_rows(self.rules.rows_of_state)).sum();
         // Where numbers depend on the row, a batch ends where its chunk ends. One that is still empty,
         // because there was no room for rows, takes these.
-        if used >= budget.chunk || (self.rules.rows_matter && used > 0) {
+        if used >= chunk || (self.rules.rows_matter && used > 0) {
             let most = (LOGITS_BYTES / (self.rules.output_cols * 4)).max(1);
-            let many = wanted > 0 && wanted + budget.chunk.min(s.tokens.len() - from) > most;
+            let many = wanted > 0 && wanted + chunk.min(s.tokens.len() - from) > most;
             if slot.batches().len() >= budget.batches || (many && s.logits_from < to) {
                 return Ok(0);
             }
             slot.add_batch();
         }
         let Some(batch) = slot.last_batch() else { return Ok(0) };
-        let mut count = (to - from).min(budget.chunk - batch.rows()).min(left);
+        let mut count = (to - from).min(chunk - batch.rows()).min(left);
         if self.rules.rows_matter {
             // The device that computes a row then follows from the row's position alone.
             count = match phase {
                 Phase::Decode => 1,
-                Phase::Prefill => count.min(budget.chunk - from % budget.chunk),
+                Phase::Prefill => count.min(chunk - from % chunk),
             };
         }
         let positions = from..from + count;
@@ -452,38 +444,34 @@ impl Sequences {
     /// youngest running sequence that ranks behind it and is not in flight. That sequence is
     /// computed again later.
     fn make_room(&mut self, seq: SeqId) -> bool {
-        if let Some(idle) = self.idle_with_pages(seq) {
-            self.preempt(idle);
-            return true;
-        }
         let Some(rank) = self.all.get(&seq).map(Sequence::rank) else { return false };
         let behind = |(other, s): &(&SeqId, &Sequence)| {
             s.rank() > rank && s.in_flight.is_none() && self.kv.len(**other) > 0
         };
-        let youngest = self.all.iter().filter(behind).max_by_key(|(_, s)| s.rank());
-        let Some(youngest) = youngest.map(|(other, _)| *other) else { return false };
-        self.preempt(youngest);
-        true
+        let youngest = || self.all.iter().filter(behind).max_by_key(|(_, s)| s.rank());
+        let freed = self.idle_with_pages(seq).or_else(|| youngest().map(|(other, _)| *other));
+        freed.into_iter().for_each(|freed| self.preempt(freed));
+        freed.is_some()
     }
 
     /// Stops a running sequence that got no pages, so that others can continue, if there are any.
-    fn give_way(&mut self, seq: SeqId, slot: &mut BatchSlot) {
-        let planned = slot.seqs.iter().any(|(s, _)| *s == seq);
+    fn give_way(&mut self, seq: SeqId, slot: &BatchSlot) {
         let others = self.all.iter().any(|(other, s)| {
             let waits_with_pages = s.stage == Stage::Waiting && self.kv.len(*other) > 0;
             *other != seq && (s.has_place() || waits_with_pages)
         });
-        if !planned && others {
+        if others && !self.is_planned(slot, seq) {
             self.preempt(seq);
         }
     }
 
-    /// Frees pages of idle sequences until this many tokens have room.
-    fn free_idle(&mut self, seq: SeqId, tokens: usize) {
+    /// Frees pages of idle sequences until this many tokens have room. Returns whether they have.
+    fn free_idle(&mut self, seq: SeqId, tokens: usize) -> bool {
         while !self.kv.has_room(tokens) {
-            let Some(idle) = self.idle_with_pages(seq) else { break };
+            let Some(idle) = self.idle_with_pages(seq) else { return false };
             self.preempt(idle);
         }
+        true
     }
 
     /// The sequence with pages that has been idle longest.
