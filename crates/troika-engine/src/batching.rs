@@ -8,7 +8,7 @@ use troika_plan::Phase;
 
 use crate::error::EngineError;
 use crate::input::WantedLogits;
-use troika_program::kv::{KvCache, KvError, SeqId};
+use troika_program::kv::{KvCache, SeqId};
 
 /// A forward batch with the tokens and wanted rows behind it. It keeps its memory from one use to
 /// the next.
@@ -111,10 +111,7 @@ impl PlannedBatch {
         (seq.seq, seq.rows) = (rows.seq.number(), first..first + count);
         (seq.pos, seq.known_len) = (rows.positions.start, rows.known_len);
         // Nobody else holds it: `clear` made sure of that.
-        let Some(forward) = Arc::get_mut(&mut self.forward) else {
-            return Err(KvError::Closed(rows.seq).into());
-        };
-        forward.seqs.push(seq);
+        Arc::make_mut(&mut self.forward).seqs.push(seq);
         if rows.phase == Phase::Prefill {
             self.phase = Phase::Prefill;
         }

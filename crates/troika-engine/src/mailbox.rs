@@ -297,8 +297,7 @@ impl EngineHandle {
     }
 
     fn check(&self, tokens: &[u32], cached: usize) -> Result<(), EngineError> {
-        let Limits { vocab, cache, .. } = &self.limits;
-        let vocab = *vocab;
+        let Limits { vocab, ref cache, .. } = self.limits;
         if let Some(&id) = tokens.iter().find(|&&t| t as usize >= vocab) {
             return Err(EngineError::Token { id, vocab });
         }

@@ -137,14 +137,12 @@ impl BatchSlot {
     }
 
     /// Adds an empty batch.
-    pub fn add_batch(&mut self) -> &mut PlannedBatch {
+    pub fn add_batch(&mut self) {
         if self.used == self.batches.len() {
             self.batches.push(PlannedBatch::default());
         }
-        let batch = &mut self.batches[self.used];
+        self.batches[self.used].clear();
         self.used += 1;
-        batch.clear();
-        batch
     }
 
     /// Notes that positions of a sequence are to be computed.

@@ -80,20 +80,25 @@ impl GenerationDefaults {
     }
 }
 
+/// A JSON file of a model's folder; `None` if it is not there.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, String> {
+    let read = match read_small(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|e| e.to_string()),
+    };
+    let parsed = read.and_then(|text| parse_json(&text).map_err(|e| e.to_string()));
+    parsed.map(Some).map_err(|why| format!("{}: {why}", path.display()))
+}
+
 /// The contents of a `generation_config.json` (null if there is none), and what is wrong with it.
 fn read_file(path: &Path) -> (Value, Option<String>) {
-    let read = match read_small(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return (Value::Null, None),
-        Err(e) => Err(e.to_string()),
-        Ok(text) => parse_json::<Value>(&text).map_err(|e| e.to_string()),
-    };
-    let why = match read {
-        Ok(file @ Value::Object(_)) => return (file, None),
-        Ok(_) => "it is no JSON object".to_string(),
+    let why = match read_json(path) {
+        Ok(None) => return (Value::Null, None),
+        Ok(Some(file @ Value::Object(_))) => return (file, None),
+        Ok(Some(_)) => format!("{}: it is no JSON object", path.display()),
         Err(why) => why,
     };
-    let warning = format!("{}: {why}; it is read as if it were not there", path.display());
-    (Value::Null, Some(warning))
+    (Value::Null, Some(format!("{why}; it is read as if it were not there")))
 }
 
 /// The values of a JSON file. An unusable value counts as absent, with a warning.

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use serde_json::Value;
-use troika_model::files::{parse_json, read_small};
 use troika_model::spec::GgufValue;
 use troika_weights::FileSource;
+
+use crate::generation::read_json;
 
 /// Which states are an embedding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,22 +68,12 @@ impl Embeddings {
                 };
                 Ok(Embeddings { pooling, normalized: true })
             }
-            FileSource::HuggingFace { dir, .. } => match json(&dir.join("modules.json"))? {
-                Value::Null => Ok(Embeddings::default()),
-                modules => of_modules(&modules, dir),
+            FileSource::HuggingFace { dir, .. } => match read_json(&dir.join("modules.json"))? {
+                None | Some(Value::Null) => Ok(Embeddings::default()),
+                Some(modules) => of_modules(&modules, dir),
             },
         }
     }
-}
-
-/// A JSON file; null if it is not there.
-fn json(path: &Path) -> Result<Value, String> {
-    let read = match read_small(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
-        read => read.map_err(|e| e.to_string()),
-    };
-    let parsed = read.and_then(|text| parse_json(&text).map_err(|e| e.to_string()));
-    parsed.map_err(|why| format!("{}: {why}", path.display()))
 }
 
 fn of_modules(modules: &Value, dir: &Path) -> Result<Embeddings, String> {
@@ -94,7 +85,7 @@ fn of_modules(modules: &Value, dir: &Path) -> Result<Embeddings, String> {
             "Normalize" => said.normalized = true,
             "Pooling" => {
                 let at = dir.join(module["path"].as_str().unwrap_or("1_Pooling"));
-                said.pooling = of_modes(&json(&at.join("config.json"))?)?;
+                said.pooling = of_modes(&read_json(&at.join("config.json"))?.unwrap_or_default())?;
             }
             _ => return Err(format!("modules.json has {kind:?}, which is not computed")),
         }
