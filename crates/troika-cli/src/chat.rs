@@ -61,9 +61,6 @@ struct Chat<'a> {
 }
 
 /// Reads turns until the user leaves (`/bye`, Ctrl-D, or Ctrl-C twice).
-///
-/// # Errors
-/// An error of the model or the terminal, or Ctrl-C twice.
 pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     let failed = |e: ReadlineError| CliError::Failure(format!("cannot read the terminal: {e}"));
     let mut editor = Editor::<Typing, DefaultHistory>::new().map_err(failed)?;

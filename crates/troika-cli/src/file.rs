@@ -9,9 +9,6 @@ use crate::error::CliError;
 use crate::output;
 
 /// Checks that a file, if one is named, can be written, before the work for its contents begins.
-///
-/// # Errors
-/// The path is a folder, or its folder is missing or not writable.
 pub fn check(what: &str, path: Option<&Path>) -> Result<(), CliError> {
     let can_write = |path| troika::can_write(path).map_err(|e| failed(what, path, &e));
     path.map_or(Ok(()), can_write)
@@ -34,17 +31,11 @@ pub fn write(
 }
 
 /// Writes the trace, if a file is named for it.
-///
-/// # Errors
-/// The file cannot be written; nothing is left behind then.
 pub fn write_trace(tracer: &Tracer, path: Option<&Path>) -> Result<(), CliError> {
     path.map_or(Ok(()), |path| write("trace", path, |out| tracer.write_chrome(out)))
 }
 
 /// Writes a file of JSON, as it would be printed.
-///
-/// # Errors
-/// A file that cannot be written; nothing is left behind then.
 pub fn write_json(what: &str, path: &Path, json: &str) -> Result<(), CliError> {
     let text = output::json_text(json);
     write(what, path, |out| out.write_all(text.as_bytes()))

@@ -8,9 +8,6 @@ use crate::interrupt::Interrupt;
 use crate::output;
 
 /// The request that follows from the flags.
-///
-/// # Errors
-/// Flags out of range.
 pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
     let params = args.sampling.resolve(model.defaults())?;
     let vocab = model.spec().vocab;
@@ -29,9 +26,6 @@ pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
 }
 
 /// Generates, streaming the text unless JSON is wanted.
-///
-/// # Errors
-/// An error of the model, or a closed standard output.
 pub fn generate(
     model: &Model,
     session: &mut Session,

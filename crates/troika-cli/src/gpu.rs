@@ -21,9 +21,6 @@ pub fn auto(layers: Option<usize>) -> AutoDevices {
 
 /// Prints the adapters of this machine for the command that started this one. A process of its own
 /// does, since drivers take memory, print what they like, and may end their process.
-///
-/// # Errors
-/// A closed or failing standard output.
 pub fn find() -> Result<(), CliError> {
     let adapters = gpu_adapters();
     output::write(&adapters.iter().map(|found| found.to_line() + "\n").collect::<String>())

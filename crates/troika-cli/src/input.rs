@@ -7,9 +7,6 @@ use troika::device::{read_all, read_text};
 use crate::error::CliError;
 
 /// The text of the file that `-f` names; all of standard input where that is `-`, or nothing.
-///
-/// # Errors
-/// Input that cannot be read, or is not UTF-8.
 pub fn read_input(file: Option<&Path>) -> Result<String, CliError> {
     file.filter(|file| !is_stdin(file)).map_or_else(read_stdin, read_file)
 }
@@ -31,18 +28,12 @@ fn read_stdin() -> Result<String, CliError> {
 }
 
 /// A file's text, without a byte order mark.
-///
-/// # Errors
-/// A file that cannot be read, or is not UTF-8.
 pub fn read_file(file: &Path) -> Result<String, CliError> {
     let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
     read_text(file).map(without_mark).map_err(|e| failed(e.to_string()))
 }
 
 /// A file's bytes.
-///
-/// # Errors
-/// A file that cannot be read, or is too long.
 pub fn read_bytes(file: &Path) -> Result<Vec<u8>, CliError> {
     let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
     std::fs::File::open(file).and_then(read_all).map_err(|e| failed(e.to_string()))

@@ -82,42 +82,27 @@ fn put(text: &str) -> Result<(), CliError> {
 }
 
 /// Writes the command's own lines.
-///
-/// # Errors
-/// A closed or failing standard output.
 pub fn write(text: &str) -> Result<(), CliError> {
     put(&lines(text))
 }
 
 /// Writes generated text and flushes, so that it streams.
-///
-/// # Errors
-/// A closed or failing standard output.
 pub fn answer(text: &str) -> Result<(), CliError> {
     let terminal = OWN.get().map_or_else(|| io::stdout().is_terminal(), File::is_terminal);
     if terminal { put(&shown(text)) } else { put(text) }
 }
 
 /// Writes a JSON value on separate lines.
-///
-/// # Errors
-/// A closed or failing standard output.
 pub fn json(value: &Value) -> Result<(), CliError> {
     json_document(&format!("{value:#}\n"))
 }
 
 /// Writes a JSON value as one line among others.
-///
-/// # Errors
-/// A closed or failing standard output.
 pub fn json_line(value: &Value) -> Result<(), CliError> {
     json_document(&format!("{value}\n"))
 }
 
 /// Writes JSON that is text already, or a part of such a text.
-///
-/// # Errors
-/// A closed or failing standard output.
 pub fn json_document(json: &str) -> Result<(), CliError> {
     put(&json_text(json))
 }

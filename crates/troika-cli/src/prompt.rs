@@ -16,9 +16,6 @@ pub fn system(args: &RunArgs) -> Vec<Value> {
 }
 
 /// Converts text to ids, through the model's chat template if it has one, unless told otherwise.
-///
-/// # Errors
-/// A model without a tokenizer, or an error of its template.
 pub fn tokenize(
     model: &Model,
     args: &RunArgs,

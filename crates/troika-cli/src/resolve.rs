@@ -15,9 +15,6 @@ use crate::{output, progress, stats, verdict};
 
 /// The requested model, or the built-in one; a Hub id is fetched. The Hub may answer differently
 /// the next time, so a command calls this once.
-///
-/// # Errors
-/// The model does not exist.
 pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
     let Some(name) = args.positional.as_deref().or(args.model.as_deref()) else {
         return Ok(Source::BuiltIn);
@@ -33,9 +30,6 @@ pub fn model(args: &ModelArgs) -> Result<Source, CliError> {
 }
 
 /// Fetches what the Hub has of a model now.
-///
-/// # Errors
-/// The Hub does not give it, or it cannot be written.
 pub fn fetch(name: &str, options: &HubOptions) -> Result<PathBuf, CliError> {
     if options.offline {
         // Its error says what is missing.
@@ -55,9 +49,6 @@ fn shown<T>(fetch: impl FnOnce(&dyn Fn(Progress<'_>)) -> T) -> T {
 }
 
 /// The model that flags name, or a known shape.
-///
-/// # Errors
-/// The model does not exist.
 pub fn subject(args: &SubjectArgs) -> Result<Subject, CliError> {
     Ok(match &args.synthetic {
         Some(shape) => Subject::Synthetic(shape.clone()),
@@ -91,17 +82,11 @@ fn show(bar: &RefCell<Option<ProgressBar>>, progress: Progress<'_>) {
 }
 
 /// The tokens of a text, in which special tokens are plain text.
-///
-/// # Errors
-/// Those of [`tokenizer`], or a text that cannot be encoded.
 pub fn tokens(source: &Source, text: &str) -> Result<Vec<u32>, CliError> {
     Ok(tokenizer(source)?.0.encode(text, true, false).map_err(troika::Error::from)?)
 }
 
 /// A model's tokenizer, with a warning.
-///
-/// # Errors
-/// Unusable files, or a model without one.
 pub fn tokenizer(source: &Source) -> Result<(Tokenizer, Option<String>), CliError> {
     source.tokenizer().map_err(|e| match e {
         troika::Error::NoTokenizer(model) => CliError::NoTokenizer(model),

@@ -25,9 +25,6 @@ const WINDOW: usize = 512;
 
 /// The options for reading a text in windows: of the usual length, or of the model's context if that
 /// is shorter, where none is named.
-///
-/// # Errors
-/// Those of [`open_options`].
 pub fn window_options(open: &OpenArgs, context: usize) -> Result<OpenOptions, CliError> {
     let options = open_options(open, Tracer::off())?;
     Ok(OpenOptions { context: options.context.or(Some(WINDOW.min(context))), ..options })
@@ -39,9 +36,6 @@ const HELD_OUT: usize = 5;
 const MOST_HELD_OUT: usize = 8;
 
 /// Reads the text with the model and writes what it showed.
-///
-/// # Errors
-/// A model that cannot be opened or has no tokenizer, a file that cannot be read or written.
 pub fn run(args: &CalibrateArgs) -> Result<(), CliError> {
     file::check("calibration", Some(&args.out))?;
     file::check("routing trace", args.routing_trace.as_deref())?;

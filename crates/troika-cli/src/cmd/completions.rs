@@ -7,9 +7,6 @@ use crate::flags::{Cli, CompletionArgs};
 use crate::output;
 
 /// Prints a completion script.
-///
-/// # Errors
-/// A closed standard output.
 pub fn run(args: &CompletionArgs) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "troika", &mut script);

@@ -16,9 +16,6 @@ use crate::flags::{DevicesArgs, cache_or_default, named_apart, npu_settings};
 use crate::{output, progress, stats};
 
 /// Lists devices with their facts.
-///
-/// # Errors
-/// A device that does not open.
 pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     let devices = named_apart(&args.device)?;
     output::keep_apart();

@@ -16,9 +16,6 @@ use crate::table::TextTable;
 const BUILT_IN: &str = "built-in";
 
 /// Lists the models.
-///
-/// # Errors
-/// A cache that cannot be read.
 pub fn run(args: &LsArgs) -> Result<(), CliError> {
     let options = HubOptions::from_env();
     let found = inventory(options.cache_dir.as_deref().ok_or(HubError::NoCache)?)?;

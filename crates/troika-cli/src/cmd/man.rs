@@ -6,9 +6,6 @@ use crate::error::CliError;
 use crate::flags::{Cli, ManArgs};
 
 /// Writes the manual's pages into a folder: one of the command, and one of each verb.
-///
-/// # Errors
-/// The folder is not there or cannot be written.
 pub fn run(args: &ManArgs) -> Result<(), CliError> {
     // The pages are the same for all targets.
     let command = Cli::command().long_version(None);

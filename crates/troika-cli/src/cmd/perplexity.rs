@@ -12,9 +12,6 @@ use crate::interrupt::Interrupt;
 use crate::{expert_groups, output, progress, resolve};
 
 /// Measures and prints.
-///
-/// # Errors
-/// A model without a tokenizer, a text shorter than a window.
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let text = read_input(args.file.as_deref())?;

@@ -17,9 +17,6 @@ use crate::flags::PlanArgs;
 use crate::{file, output, resolve, stats};
 
 /// Makes a plan, and prints or writes it.
-///
-/// # Errors
-/// A missing model, a strategy that does not suit the devices, or a full disk.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     file::check("plan", args.out.as_deref())?;
     let subject = resolve::subject(&args.subject)?;
@@ -58,9 +55,6 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
 }
 
 /// Compiles the model by a plan, which then has what devices refused meanwhile elsewhere.
-///
-/// # Errors
-/// It cannot be opened.
 fn compile(
     subject: &Subject,
     options: &OpenOptions,

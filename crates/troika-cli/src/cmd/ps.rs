@@ -19,9 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MOST_BYTES: u64 = 16 << 20;
 
 /// Asks a server and prints its models.
-///
-/// # Errors
-/// No server, one that asks for a key, or something else that listens there.
 pub fn run(args: &PsArgs) -> Result<(), CliError> {
     let keys = args.keys.all()?;
     let status = ask(args, keys.first()).map_err(CliError::Failure)?;
@@ -29,9 +26,6 @@ pub fn run(args: &PsArgs) -> Result<(), CliError> {
 }
 
 /// The host and port as they stand in an address.
-///
-/// # Errors
-/// There is no such host.
 fn address(args: &PsArgs) -> Result<String, String> {
     let host = args.host.trim_matches(['[', ']']);
     if let Err(e) = (host, args.port).to_socket_addrs() {

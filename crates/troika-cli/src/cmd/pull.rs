@@ -12,9 +12,6 @@ use crate::table::TextTable;
 use crate::{resolve, verdict};
 
 /// Fetches models into the Hub's cache.
-///
-/// # Errors
-/// A name that is none, a Hub that does not give it, or a disk that is full.
 pub fn run(args: &PullArgs) -> Result<(), CliError> {
     let options = HubOptions { look: Some(verdict::look), ..HubOptions::from_env() };
     if args.refresh && options.offline {

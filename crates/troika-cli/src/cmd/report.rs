@@ -13,9 +13,6 @@ use crate::output;
 const TOP: usize = 20;
 
 /// Prints the tables.
-///
-/// # Errors
-/// A file that is neither a trace nor a calibration.
 pub fn run(args: &ReportArgs) -> Result<(), CliError> {
     let name = args.trace.display().to_string();
     let bytes = read_bytes(&args.trace)?;

@@ -8,9 +8,6 @@ use crate::flags::{ReproduceArgs, npu_settings};
 use crate::output;
 
 /// Runs the requested experiments and prints the papers' values and ours.
-///
-/// # Errors
-/// An unknown id, or a failing simulation.
 pub fn run(args: &ReproduceArgs) -> Result<(), CliError> {
     let known = reproduced_ids();
     if let Some(id) = args.ids.iter().find(|id| !known.iter().any(|k| id.eq_ignore_ascii_case(k))) {

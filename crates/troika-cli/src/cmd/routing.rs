@@ -16,9 +16,6 @@ use crate::resolve;
 const TOPS: [usize; 4] = [2, 4, 8, 16];
 
 /// The tokens of the texts to try a result on, with their names.
-///
-/// # Errors
-/// A file that cannot be read, or a model without a tokenizer.
 pub fn unseen(args: &UnseenArgs, source: &Source) -> Result<Vec<(String, Vec<u32>)>, CliError> {
     let of = |path: &PathBuf| {
         Ok((path.display().to_string(), resolve::tokens(source, &read_file(path)?)?))
@@ -27,9 +24,6 @@ pub fn unseen(args: &UnseenArgs, source: &Source) -> Result<Vec<(String, Vec<u32
 }
 
 /// Writes the chosen experts of each token.
-///
-/// # Errors
-/// The model has no experts, or the file cannot be written.
 pub fn write_trace(trace: &RoutingTrace, path: Option<&Path>) -> Result<(), CliError> {
     let Some(path) = path else { return Ok(()) };
     if trace.layers.is_empty() {

@@ -15,9 +15,6 @@ use crate::prompt::{system, tokenize};
 use crate::{chat, expert_groups, file, memory, output, parallel, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
-///
-/// # Errors
-/// Anything from a missing model to a full disk.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
     let source = resolve::model(&args.model)?;
@@ -143,9 +140,6 @@ fn no_system(model: &Model, args: &RunArgs, prompt: &Prompt) -> Option<&'static 
 }
 
 /// The options for opening a model that follow from the flags.
-///
-/// # Errors
-/// A stored profile is requested, but there is no folder for it.
 pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOptions, CliError> {
     Ok(OpenOptions {
         context: open.ctx_size.filter(|&c| c > 0),

@@ -14,9 +14,6 @@ use crate::output::{self, bytes, printable};
 use crate::{resolve, verdict};
 
 /// Prints a model's description.
-///
-/// # Errors
-/// A model that cannot be read.
 pub fn run(args: &ShowArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let quant = args.quant;

@@ -11,9 +11,6 @@ use crate::flags::placement::read_plan;
 use crate::{file, output, progress};
 
 /// Runs a model on a SoC in virtual time, and prints how long it took.
-///
-/// # Errors
-/// A missing SoC or model, or one that cannot run on the other.
 pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
     file::check("plan", args.out.as_deref())?;

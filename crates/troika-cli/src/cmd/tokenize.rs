@@ -8,9 +8,6 @@ use crate::input::read_input;
 use crate::{output, resolve};
 
 /// Prints ids, with their tokens.
-///
-/// # Errors
-/// A model without a tokenizer, or input that is not text.
 pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let text = match &args.prompt {

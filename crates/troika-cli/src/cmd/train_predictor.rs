@@ -25,10 +25,6 @@ const RATIOS: [f64; 3] = [1.0, 1.5, 2.0];
 const MOST_BYTES: usize = 2 << 30;
 
 /// Reads the text with the model, trains, tries the result on other text, and writes it.
-///
-/// # Errors
-/// A model that cannot be opened or has no tokenizer or experts, a file that cannot be read or
-/// written.
 pub fn run(args: &TrainPredictorArgs) -> Result<(), CliError> {
     file::check("routing predictor", Some(&args.out))?;
     let source = resolve::model(&args.model)?;

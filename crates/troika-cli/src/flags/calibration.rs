@@ -66,9 +66,6 @@ fn formats(text: &str) -> Result<[NpuFormat; 2], String> {
 }
 
 /// A calibration's file.
-///
-/// # Errors
-/// The file cannot be read or is not a calibration.
 pub(super) fn read_calibration(file: &Path) -> Result<Arc<Calibration>, CliError> {
     let read = Calibration::from_json(&read_file(file)?);
     Ok(Arc::new(read.map_err(|e| of_file(file, e))?))
@@ -79,9 +76,6 @@ fn of_file(file: &Path, error: PlanError) -> Error {
 }
 
 /// A share from 0 to 1.
-///
-/// # Errors
-/// Another text.
 pub fn share(text: &str) -> Result<f64, String> {
     let share = text.parse().ok().filter(|s| (0.0..=1.0).contains(s));
     share.ok_or_else(|| format!("{text:?} is no share from 0 to 1"))
@@ -94,9 +88,6 @@ impl CalibrationArgs {
     }
 
     /// Sets the calibration from its file.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not a calibration, or the format does not go with it.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         options.devices.npu.attention = self.npu_attention;
         // Experts are shared out by what the file says of them, whatever the format.

@@ -101,9 +101,6 @@ pub(super) fn beaten<'c>(verb: &'c Command, typed: &ArgMatches) -> Vec<(&'c Arg,
 }
 
 /// Refuses flags that have no effect.
-///
-/// # Errors
-/// The first of them, with the reason.
 pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> {
     let any = |arg: &Arg| is_typed(arg, given) || is_given(arg, given, ValueSource::EnvVariable);
     if let Some((flag, rival, why)) = rivals(verb).find(|(flag, rival, _)| any(flag) && any(rival))

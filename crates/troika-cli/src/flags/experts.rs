@@ -28,9 +28,6 @@ pub struct ExpertArgs {
 
 impl ExpertArgs {
     /// How to group experts, by a calibration's file if there is one.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not a calibration.
     pub fn options(
         &self,
         calibration: Option<&Path>,

@@ -39,9 +39,6 @@ fn profiling(text: &str) -> Result<Profiling, String> {
 }
 
 /// Refuses a flag of NPUs where no device is one.
-///
-/// # Errors
-/// The flag has no effect.
 pub fn needs_npu(flag: &str, devices: &[DeviceSpec]) -> Result<(), CliError> {
     match devices.iter().any(|device| device.npu.is_some() || device.processor.is_some()) {
         true => Ok(()),
@@ -53,9 +50,6 @@ pub fn needs_npu(flag: &str, devices: &[DeviceSpec]) -> Result<(), CliError> {
 
 impl NpuProfilingArgs {
     /// Sets the options by the flags.
-    ///
-    /// # Errors
-    /// There is no NPU to profile.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         let Some(profiling) = &self.npu_profiling else { return Ok(()) };
         needs_npu("--npu-profiling", &options.devices.devices)?;

@@ -46,9 +46,6 @@ fn refusal(word: &str) -> Option<String> {
 }
 
 /// The words of a command line with Troika's flags in place of llama.cpp's.
-///
-/// # Errors
-/// A flag that Troika has nothing for.
 pub(super) fn translate(
     command: &Command,
     words: Vec<OsString>,

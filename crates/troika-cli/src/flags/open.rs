@@ -86,17 +86,11 @@ impl ComputeArgs {
     }
 
     /// The options for opening a model.
-    ///
-    /// # Errors
-    /// Two devices with one name, or a stored profile that there is no folder for.
     pub fn options(&self, threads: Option<usize>) -> Result<OpenOptions, CliError> {
         self.options_by(threads, self.placement.one_strategy()?)
     }
 
     /// The options for opening a model with one of several strategies.
-    ///
-    /// # Errors
-    /// As for [`ComputeArgs::options`].
     pub fn options_by(
         &self,
         threads: Option<usize>,

@@ -83,9 +83,6 @@ fn values<'a>(verb: &Command, given: &'a ArgMatches, id: &str) -> Vec<&'a OsStr>
 }
 
 /// Refuses to write a file over one that is read, or over another one that is written.
-///
-/// # Errors
-/// The first such file, by its flag.
 pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> {
     let mut outputs = Vec::new();
     // There it is read.

@@ -15,9 +15,6 @@ use crate::error::CliError;
 use crate::output;
 
 /// Parses this process's command line. Ends the process after what clap refuses and after `--help`.
-///
-/// # Errors
-/// Flags without effect, and files that would be written over others.
 pub fn parse() -> Result<Cli, CliError> {
     let command = with_short_help(with_boolish_variables(Cli::command()));
     let words = one_dash::translate(&command, std::env::args_os().collect())?;

@@ -23,9 +23,6 @@ use crate::{gpu, output};
 
 /// Makes the names of devices distinct. Devices without a name get a free one. Devices that share a
 /// core get a warning.
-///
-/// # Errors
-/// Two devices with one name.
 pub fn named_apart(devices: &[DeviceSpec]) -> Result<Vec<DeviceSpec>, CliError> {
     if let Some(core) = shared_core(devices) {
         output::note_line(&format!(
@@ -282,9 +279,6 @@ impl PlacementArgs {
     }
 
     /// The strategy, where there can be only one.
-    ///
-    /// # Errors
-    /// There are several.
     pub fn one_strategy(&self) -> Result<Strategy, CliError> {
         match &self.strategy[..] {
             [] => Ok(Strategy::default()),
@@ -297,9 +291,6 @@ impl PlacementArgs {
     }
 
     /// Sets the options by the flags.
-    ///
-    /// # Errors
-    /// A stored profile is requested, but there is no folder for it.
     pub fn apply(
         &self,
         cache: &QuantArgs,
@@ -341,9 +332,6 @@ impl PlacementArgs {
 
 impl PlanFileArgs {
     /// Sets the plan from the file, and what ends compiling.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not a plan.
     pub fn apply(
         &self,
         options: &mut OpenOptions,
@@ -364,9 +352,6 @@ impl PlanFileArgs {
 }
 
 /// A plan file.
-///
-/// # Errors
-/// The file cannot be read or is not a plan.
 pub fn read_plan(file: &Path) -> Result<Plan, CliError> {
     let plan = Plan::from_json(&read_file(file)?);
     let failed = |e: PlanError| troika::Error::PlanFile {

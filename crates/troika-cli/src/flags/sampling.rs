@@ -60,9 +60,6 @@ pub struct SamplingArgs {
 
 impl SamplingArgs {
     /// The parameters for a model.
-    ///
-    /// # Errors
-    /// A parameter out of range, or an invalid logit bias.
     pub fn resolve(&self, d: &GenerationDefaults) -> Result<SampleParams, CliError> {
         let base = d.params();
         // As in llama.cpp, negative values are greedy too; NaN is refused later.

@@ -9,9 +9,6 @@ use crate::error::CliError;
 use crate::flags::BenchArgs;
 
 /// Measures and prints the steps for each length of a prompt.
-///
-/// # Errors
-/// Devices or options that the ablation cannot use, or a model that does not open.
 pub fn run(
     args: &BenchArgs,
     paper: Ablation,

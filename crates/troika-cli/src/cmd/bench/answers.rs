@@ -21,9 +21,6 @@ const WORDS: [&str; 16] = [
 ];
 
 /// Measures and prints each pair of lengths with each of the options.
-///
-/// # Errors
-/// A model that does not open, or an answer that fails.
 pub fn run(args: &BenchArgs, subject: &Subject, all: Vec<OpenOptions>) -> Result<(), CliError> {
     const HEAD: &str = "| model | strategy | threads | prompt | answer | tokenizer | TTFT | TPOT | \
         end to end |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";

@@ -32,9 +32,6 @@ use print::{BenchRows, LOOK};
 use row::{Facts, Row, Test};
 
 /// Runs all tests and prints the table.
-///
-/// # Errors
-/// A model that does not open, or lengths beyond its context.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let tests = tests(args);
     if args.repetitions == 0 || (tests.is_empty() && !args.overhead) {
@@ -308,9 +305,6 @@ fn measure<'a>(
 }
 
 /// Tokens per second of a prompt or of decoding, and joules a token where they can be read.
-///
-/// # Errors
-/// A device that fails.
 pub fn rate(model: &Model, prompt: usize, generate: usize) -> Result<(f64, Option<f64>), CliError> {
     let test = Test { prompt, generate, depth: 0, sequences: 1 };
     let meter = EnergyMeter::find(Path::new("/sys")).ok();

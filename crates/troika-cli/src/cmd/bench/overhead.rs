@@ -23,9 +23,6 @@ struct Cost {
 }
 
 /// Measures and prints.
-///
-/// # Errors
-/// A model that does not open.
 pub fn run(args: &BenchArgs, subject: &Subject) -> Result<(), CliError> {
     const HEAD: &str = "| model | threads | token | devices compute | the rest | of the token |\n\
         | --- | ---: | ---: | ---: | ---: | ---: |\n";

@@ -33,9 +33,6 @@ pub fn open(
 }
 
 /// Says how far off all predictions are.
-///
-/// # Errors
-/// A closed standard output.
 pub fn summary(file: &Path, errors: &[f64], form: TableFlag) -> Result<(), CliError> {
     let sizes: Vec<f64> = errors.iter().map(|e| e.abs() * 100.0).collect();
     let worst = sizes.iter().copied().fold(0.0, f64::max);

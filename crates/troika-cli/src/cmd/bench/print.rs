@@ -31,9 +31,6 @@ pub struct BenchRows {
 
 impl BenchRows {
     /// Prints the rows that `add` gives, and ends them.
-    ///
-    /// # Errors
-    /// What failed; a closed standard output.
     pub fn print(
         form: TableFlag,
         add: impl FnOnce(&mut BenchRows) -> Result<(), CliError>,
@@ -48,9 +45,6 @@ impl BenchRows {
     }
 
     /// Prints a row: its line of a table under `head`, or its object.
-    ///
-    /// # Errors
-    /// A closed standard output.
     pub fn add(&mut self, head: &str, line: &str, object: &Value) -> Result<(), CliError> {
         let text = match (self.form, self.first) {
             (TableFlag::Md, true) => format!("{head}{line}"),

@@ -16,9 +16,6 @@ use crate::output::{self, printable};
 use crate::table::TextTable;
 
 /// Says what can be used, what could be better and what is missing.
-///
-/// # Errors
-/// No model runs, or a report that cannot be read or written.
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     if !args.read.is_empty() {
         return read::run(&args.read);

@@ -9,9 +9,6 @@ use crate::error::CliError;
 use crate::output::{self, printable};
 
 /// Prints reports side by side, as a table.
-///
-/// # Errors
-/// A file that cannot be read, that is no report, or one of another version.
 pub fn run(files: &[PathBuf]) -> Result<(), CliError> {
     let reports = files.iter().map(|file| report(file)).collect::<Result<Vec<_>, _>>()?;
     output::write(&table(&reports))
