@@ -14,9 +14,6 @@ pub fn cargo(root: &Path, args: &[&str]) -> Command {
 }
 
 /// Runs a command, whose output is seen, to its end.
-///
-/// # Errors
-/// It does not start, or fails.
 pub fn run(command: &mut Command, what: &str) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let status = command.status().map_err(|e| format!("cannot run {name}: {e}"))?;
@@ -24,9 +21,6 @@ pub fn run(command: &mut Command, what: &str) -> Result<()> {
 }
 
 /// Runs a command to its end, whatever that is.
-///
-/// # Errors
-/// It does not start.
 pub fn output(command: &mut Command) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.output().map_err(|e| format!("cannot run {name}: {e}"))
@@ -48,9 +42,6 @@ pub fn text(command: &mut Command, what: &str) -> Result<String> {
 }
 
 /// Builds the command `troika` and returns its path.
-///
-/// # Errors
-/// It does not build.
 pub fn build_troika(root: &Path) -> Result<PathBuf> {
     run(&mut cargo(root, &["build", "-q", "--release", "-p", "troika-cli"]), "cargo build")?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
@@ -59,9 +50,6 @@ pub fn build_troika(root: &Path) -> Result<PathBuf> {
 
 /// The Python of an environment in `dir` with these packages. The environment is made and the
 /// packages are installed if need be.
-///
-/// # Errors
-/// There is no Python with venv and pip, or a package cannot be fetched.
 pub fn python(dir: &Path, packages: &[&str]) -> Result<PathBuf> {
     let python = dir.join("bin/python");
     if !python.exists() {

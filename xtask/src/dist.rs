@@ -10,9 +10,6 @@ use crate::command::{self, Result};
 const PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.17.1"];
 
 /// Runs the script with these arguments. `root` is the workspace.
-///
-/// # Errors
-/// There is no Python, or a step of the script fails.
 pub fn run(root: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
     let python = command::python(&root.join("target/dist/tools"), PACKAGES)?;
     command::run(Command::new(python).arg(root.join("xtask/dist.py")).args(args), "dist.py")

@@ -46,9 +46,6 @@ const COVERAGE: &[&str] = &[
 ];
 
 /// Builds the targets and runs each.
-///
-/// # Errors
-/// Unknown targets, targets that do not build, and inputs that fail.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     let folder = root.join("fuzz");
     let seconds = options.minutes.map_or(options.seconds, |minutes| 60 * minutes);

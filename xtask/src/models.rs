@@ -13,18 +13,12 @@ const PACKAGES: &[&str] = &["gguf==0.19.0", "numpy==2.4.6", "safetensors==0.8.0"
 pub const BUILT_IN: &str = "tiny-moe";
 
 /// Runs the script with these arguments. `root` is the workspace.
-///
-/// # Errors
-/// There is no Python, or the script refuses.
 pub fn run(root: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
     let python = command::python(&root.join("target/models"), PACKAGES)?;
     command::run(Command::new(python).arg(root.join("xtask/models.py")).args(args), "models.py")
 }
 
 /// Writes the built-in model as GGUF, with matrices of a type.
-///
-/// # Errors
-/// Those of [`run`].
 pub fn export(root: &Path, out: &Path, kind: &str) -> Result<()> {
     let folder = root.join("models").join(BUILT_IN);
     let args = ["export".as_ref(), folder.as_os_str(), out.as_os_str(), "--type".as_ref()];
@@ -32,9 +26,6 @@ pub fn export(root: &Path, out: &Path, kind: &str) -> Result<()> {
 }
 
 /// Writes the file that is compiled into the command.
-///
-/// # Errors
-/// Those of [`run`].
 pub fn built_in(root: &Path) -> Result<()> {
     let path = root.join("models").join(BUILT_IN).join(format!("{BUILT_IN}-Q8_0.gguf"));
     export(root, &path, "q8_0")?;

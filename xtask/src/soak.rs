@@ -37,9 +37,6 @@ pub struct Options {
 }
 
 /// Builds the command and tests it.
-///
-/// # Errors
-/// The command does not build, or a test fails.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     if options.sequences > 0 {
         let mut share = cargo(root, &["test", "-q", "--release", "--workspace"]);

@@ -25,9 +25,6 @@ pub struct Options {
 }
 
 /// Builds the tests and runs them.
-///
-/// # Errors
-/// Valgrind is missing, tests do not build, or fail.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     // Optimized, with line numbers for valgrind's reports; release builds have none.
     let tests = ["test", "-q", "--profile", "profiling", "-p", "troika-cpu"];

@@ -11,9 +11,6 @@ use crate::command::{Result, output, text};
 const PLACES: u64 = 256;
 
 /// Troika's lines for these numbers of sequences.
-///
-/// # Errors
-/// An error of the command.
 pub fn troika(command: &Path, file: &Path, sequences: &str, o: &Options) -> Result<Vec<Line>> {
     let mut bench = Command::new(command);
     bench.arg("bench").args(o.device_flags()).arg("-m").arg(file);
@@ -23,9 +20,6 @@ pub fn troika(command: &Path, file: &Path, sequences: &str, o: &Options) -> Resu
 }
 
 /// The lines of a peer's program for the same.
-///
-/// # Errors
-/// An error of the command, or no line for one of the tests.
 pub fn peer(mut command: Command, file: &Path, sequences: &str, o: &Options) -> Result<Vec<Line>> {
     let (depths, tokens, each) = (numbers(&o.depths), numbers(&o.tokens), numbers(sequences));
     let most = |list: &[u64]| list.iter().copied().max().unwrap_or(0);

@@ -24,9 +24,6 @@ pub struct Measured {
 }
 
 /// Runs all engines on a file, in turns.
-///
-/// # Errors
-/// An error of a command.
 pub fn compare(troika: &Path, peers: &[Peer], file: &Path, o: &Options) -> Result<Measured> {
     let (mut ours, mut theirs) = (Vec::new(), vec![Vec::new(); peers.len()]);
     for round in 1..=o.rounds {

@@ -33,9 +33,6 @@ pub struct Line {
 }
 
 /// Reads a benchmark's JSON: an array of objects with llama-bench's field names.
-///
-/// # Errors
-/// The text is not valid.
 pub fn read(text: &str) -> Result<Vec<Line>> {
     let json: Value = serde_json::from_str(text).map_err(|e| format!("no JSON: {e}"))?;
     let rows = json.as_array().ok_or("no JSON array")?;

@@ -16,9 +16,6 @@ pub use options::Options;
 use crate::command::{Result, build_troika};
 
 /// Measures, and prints the table. `root` is the workspace.
-///
-/// # Errors
-/// A program is missing or fails.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     let peers = peers(options)?;
     let troika = match &options.troika {
@@ -68,9 +65,6 @@ struct Peer {
 
 impl Peer {
     /// The programs in a folder.
-    ///
-    /// # Errors
-    /// The folder has no `llama-bench`.
     fn new(
         name: &'static str,
         bin: &Path,

@@ -42,9 +42,6 @@ impl fmt::Display for Violation {
 }
 
 /// Checks the project in a folder and prints the violations, ordered by location.
-///
-/// # Errors
-/// Violations, and files that cannot be read.
 pub fn run(root: &Path) -> Result<(), String> {
     let tree = Tree::load(root)?;
     let mut found: Vec<Violation> = rules::ALL.iter().flat_map(|rule| rule(&tree)).collect();

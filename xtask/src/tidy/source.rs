@@ -5,9 +5,6 @@ use syn::visit_mut::{self, VisitMut};
 use syn::{Attribute, ImplItem, Item, Stmt};
 
 /// Parses a file. Also returns the names of the modules in other files that are tests.
-///
-/// # Errors
-/// The text is not Rust.
 pub fn parse(text: &str) -> syn::Result<(syn::File, Vec<String>)> {
     let mut file = syn::parse_file(text)?;
     let mut strip = Strip::default();

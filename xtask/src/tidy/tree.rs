@@ -31,9 +31,6 @@ pub struct Tree {
 
 impl Tree {
     /// Loads all files that git tracks or would add.
-    ///
-    /// # Errors
-    /// There is no git, a file cannot be read, or a Rust file cannot be parsed.
     pub fn load(root: &Path) -> Result<Tree, String> {
         let mut git = Command::new("git");
         git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -54,9 +51,6 @@ impl Tree {
     }
 
     /// The tree of files with these paths, sizes and texts.
-    ///
-    /// # Errors
-    /// A Rust file cannot be parsed.
     pub fn new(raw: Vec<(String, u64, Option<String>)>) -> Result<Tree, String> {
         let (mut files, mut tests) = (Vec::new(), HashSet::new());
         for (path, size, text) in raw {
