@@ -58,9 +58,6 @@ pub(crate) struct Binder<'a> {
 
 impl Binder<'_> {
     /// A task of a forward batch, by its number in the graph.
-    ///
-    /// # Errors
-    /// There is not enough memory for a value that is bound for the first time.
     pub fn task(
         &mut self,
         number: u32,

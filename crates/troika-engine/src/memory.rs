@@ -8,9 +8,6 @@ use troika_plan::own_space;
 use crate::error::EngineError;
 
 /// Allocates host memory; `bytes` is `None` if the number overflowed.
-///
-/// # Errors
-/// There is not enough memory.
 pub(crate) fn allocate(bytes: Option<usize>, what: &str) -> Result<Buffer, EngineError> {
     let buffer = Buffer::zeroed(bytes.unwrap_or(usize::MAX));
     Ok(buffer.map_err(DeviceError::memory(what))?)
@@ -22,9 +19,6 @@ pub(crate) fn owner(space: SpaceId, devices: &[Arc<dyn Device>]) -> Option<&Arc<
 }
 
 /// Allocates memory in a space, from the device that owns it.
-///
-/// # Errors
-/// There is not enough memory.
 pub(crate) fn allocate_in(
     space: SpaceId,
     bytes: Option<usize>,

@@ -34,9 +34,6 @@ impl EdgePool {
     }
 
     /// The buffer of a slot's memory. The device that owns it allocates it when it is first needed.
-    ///
-    /// # Errors
-    /// There is not enough memory for it.
     pub fn buffer(
         &mut self,
         memory: &SlotMemory,

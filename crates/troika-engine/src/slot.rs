@@ -90,9 +90,6 @@ pub(crate) struct BatchSlot {
 
 impl BatchSlot {
     /// Allocates memory for one batch.
-    ///
-    /// # Errors
-    /// There is not enough memory.
     pub fn new(slots: &Arc<Slots>, chunks: usize) -> Result<BatchSlot, EngineError> {
         Ok(BatchSlot {
             pools: vec![EdgePool::new(slots)],
@@ -163,9 +160,6 @@ impl BatchSlot {
     }
 
     /// The graph of the planned batches, with their inputs filled in.
-    ///
-    /// # Errors
-    /// There is not enough memory, or the plan does not fit.
     pub fn graph(&mut self, model: &PlacedModel) -> Result<Arc<TaskGraph>, EngineError> {
         self.reserve(model)?;
         for (slot, s) in self.inputs.iter().zip(&self.batches[..self.used]) {
@@ -205,9 +199,6 @@ impl BatchSlot {
     }
 
     /// A new graph of the planned batches.
-    ///
-    /// # Errors
-    /// Those of [`BatchSlot::graph`].
     fn made(&mut self, model: &PlacedModel) -> Result<Arc<TaskGraph>, EngineError> {
         let shape = |(chunk, batch): (usize, &PlannedBatch)| BatchShape {
             phase: batch.phase,
@@ -233,9 +224,6 @@ impl BatchSlot {
     }
 
     /// Binds tasks of the planned batches to memory. Also returns what becomes known by them.
-    ///
-    /// # Errors
-    /// There is not enough memory for a value that is bound for the first time.
     pub fn bind(
         &mut self,
         model: &PlacedModel,

@@ -87,9 +87,6 @@ impl Driver {
     }
 
     /// Checks that this thread can wait for the engine.
-    ///
-    /// # Errors
-    /// This thread holds it.
     pub fn check_free(&self) -> Result<(), Error> {
         if self.is_held_here() { Err(Error::EngineHeld) } else { Ok(()) }
     }

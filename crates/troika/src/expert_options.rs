@@ -22,9 +22,6 @@ pub struct ExpertOptions {
 
 impl ExpertOptions {
     /// Checks that the calibration is of a model.
-    ///
-    /// # Errors
-    /// It is of another one.
     pub(crate) fn check(&self, spec: &ModelSpec) -> Result<(), Error> {
         let Some((calibration, file)) = &self.calibration else { return Ok(()) };
         calibration.check(spec).map_err(|e| Error::of_calibration(file, e))

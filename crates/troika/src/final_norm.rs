@@ -15,9 +15,6 @@ pub(crate) struct FinalNorm {
 
 impl FinalNorm {
     /// That of a model.
-    ///
-    /// # Errors
-    /// A weight that cannot be read.
     pub fn read(opened: &Opened) -> Result<FinalNorm, Error> {
         let read = |role| floats(&opened.store, Key::model(role));
         let norm = opened.spec.final_norm;

@@ -19,9 +19,6 @@ const LEAST_TOKENS: usize = 512;
 impl Planned {
     /// Shares out what is free: sets how much the KV cache may take, and plans for a shorter context
     /// where the options leave it open and the model's does not fit.
-    ///
-    /// # Errors
-    /// Those of planning.
     pub(crate) fn share_memory(mut self, options: &OpenOptions) -> Result<Planned, Error> {
         self.kv_bytes = options.sharing.kv_bytes;
         let Some(host) = self.host_memory(options) else { return Ok(self) };
@@ -97,9 +94,6 @@ impl Planned {
 
     /// Compares the weights with what is free where some are held in compiled graphs, before
     /// anything is compiled.
-    ///
-    /// # Errors
-    /// More than is free.
     fn fit_code(&self, host: HostMemory) -> Result<(), Error> {
         let of_code = |d: &dyn Device| {
             d.caps().code_weights.is_some() && own_space(d.caps()) == SpaceId::HOST

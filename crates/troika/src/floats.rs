@@ -8,9 +8,6 @@ use troika_weights::WeightStore;
 use crate::error::Error;
 
 /// All numbers of a weight, row by row.
-///
-/// # Errors
-/// It cannot be read.
 pub(crate) fn floats(store: &WeightStore, key: Key) -> Result<Vec<f32>, Error> {
     let data = store.weight(&key.to_string())?;
     let mut values = vec![0.0; data.rows * data.cols];

@@ -67,9 +67,6 @@ pub(crate) fn limit_experts(
 const AHEAD: f64 = 1.0;
 
 /// Has experts read ahead that a predictor names, where not all are in memory.
-///
-/// # Errors
-/// A predictor of another model.
 pub(crate) fn read_ahead(
     store: &WeightStore,
     spec: &ModelSpec,

@@ -195,9 +195,6 @@ impl BoundModel {
 
     /// Gives a plan for virtual devices the faster order of operands, and the fastest order of
     /// prompts of a few chunks.
-    ///
-    /// # Errors
-    /// Files of virtual devices that cannot be read, or a plan that cannot be priced.
     fn order(&self, plan: &mut Plan, options: &OpenOptions) -> Result<(), Error> {
         if virtual_clock(&self.devices).is_none() {
             return Ok(());
@@ -243,9 +240,6 @@ impl BoundModel {
     }
 
     /// The file of the devices, and their processors' names, if all are virtual and of one file.
-    ///
-    /// # Errors
-    /// It cannot be read.
     fn soc(&self, options: &OpenOptions) -> Result<Option<(Soc, Vec<String>)>, Error> {
         if virtual_clock(&self.devices).is_none() {
             return Ok(None);
@@ -254,9 +248,6 @@ impl BoundModel {
     }
 
     /// What the devices refuse of a plan, and what a new plan leaves to others.
-    ///
-    /// # Errors
-    /// A description that cannot be lowered.
     fn refusals(&self, plan: &Plan, options: &OpenOptions) -> Result<Vec<Refusal>, Error> {
         let shapes = |key| self.store.shape(key);
         let mut refusals = troika_engine::examine(&self.spec, &shapes, plan, &self.devices)?;
@@ -267,9 +258,6 @@ impl BoundModel {
     }
 
     /// Moves refused ops of a plan to other devices, and says which.
-    ///
-    /// # Errors
-    /// An op that every device refuses.
     pub(crate) fn avoid(
         &self,
         plan: &mut Plan,
@@ -308,9 +296,6 @@ impl BoundModel {
     }
 
     /// The devices as plans see them, with the options' limits of memory.
-    ///
-    /// # Errors
-    /// A limit for a device that is not there.
     fn plan_devices(&self, options: &OpenOptions) -> Result<Vec<PlanDevice>, Error> {
         let mut all = self.facts();
         for (name, most) in &options.devices.memory {
@@ -339,9 +324,6 @@ impl BoundModel {
     }
 
     /// Checks that devices hold the weights that the plan gives them.
-    ///
-    /// # Errors
-    /// One that does not.
     pub(crate) fn check_memory(&self, plan: &Plan, options: &OpenOptions) -> Result<(), Error> {
         let devices = self.plan_devices(options)?;
         if devices.iter().any(|d| d.caps.max_resident_bytes.is_some()) {

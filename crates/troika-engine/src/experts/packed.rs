@@ -20,9 +20,6 @@ pub(crate) struct PackedBuffers {
 
 impl PackedBuffers {
     /// The buffer that a view is of.
-    ///
-    /// # Errors
-    /// There is not enough memory for it.
     pub fn buffer(
         &mut self,
         memory: &ExpertMemory,

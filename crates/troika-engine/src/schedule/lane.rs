@@ -66,9 +66,6 @@ pub(super) enum LostLists {
 
 impl Lanes {
     /// Opens a queue on each device.
-    ///
-    /// # Errors
-    /// What a device reports.
     pub fn open(
         devices: &[Arc<dyn Device>],
         policy: Policy,

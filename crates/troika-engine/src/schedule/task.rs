@@ -123,9 +123,6 @@ impl TaskGraph {
     }
 
     /// Checks that the tasks of a grown graph use only what the task that grows declares.
-    ///
-    /// # Errors
-    /// The first task that uses something else.
     pub(super) fn check_grown(&self, by: u32, grown: &TaskGraph) -> Result<(), EngineError> {
         let by = &self.tasks[by as usize];
         let declared = |(view, access): (&View, Access)| {

@@ -142,9 +142,6 @@ impl OpenOptions {
     }
 
     /// What is there besides the CPU.
-    ///
-    /// # Errors
-    /// A driver does not answer.
     fn machine(&self, search: GpuSearch) -> Result<Machine, String> {
         let mut adapters = search.found()?;
         let (software, most) =
@@ -159,9 +156,6 @@ impl OpenOptions {
     }
 
     /// What computes a model. A GPU that is named alone computes all of it or nothing.
-    ///
-    /// # Errors
-    /// A description that cannot be lowered.
     fn choice(
         &self,
         machine: &Machine,
@@ -226,9 +220,6 @@ impl OpenOptions {
 
     /// Why devices that were chosen do not compute a plan: they refuse ops within layers, whose values
     /// would cross over again and again.
-    ///
-    /// # Errors
-    /// The first refusal.
     pub(crate) fn takes_layers(&self, plan: &Plan, refusals: &[Refusal]) -> Result<(), Error> {
         let is_ours = self.is_chosen() && matches!(self.plan, PlanSource::Strategy);
         let mut met = plan.refused_by_rules(refusals).into_iter();

@@ -18,9 +18,6 @@ const IN_FLIGHT: u64 = 4;
 
 impl ModelNeeds {
     /// What a model needs with a new plan by these options.
-    ///
-    /// # Errors
-    /// A description that cannot be lowered.
     pub(crate) fn of(
         spec: &ModelSpec,
         store: &WeightStore,

@@ -312,9 +312,6 @@ pub fn open_devices(options: &DeviceOptions) -> Result<Vec<Arc<dyn Device>>, Dev
 }
 
 /// Opens the devices of the options for a model.
-///
-/// # Errors
-/// A device cannot be opened, or two devices have one name.
 pub(crate) fn open_with(
     options: &DeviceOptions,
     with: &Opening,
@@ -354,9 +351,6 @@ pub(crate) fn open_with(
 }
 
 /// Opens a CPU device, whose products an observer sees.
-///
-/// # Errors
-/// It cannot be opened.
 fn open_cpu(
     name: String,
     spec: &DeviceSpec,
@@ -378,9 +372,6 @@ fn open_cpu(
 }
 
 /// The CPU, which other devices' kernels are compared with.
-///
-/// # Errors
-/// It cannot be opened.
 pub(crate) fn reference_cpu() -> Result<Arc<dyn Device>, DeviceError> {
     let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
     open_cpu("cpu".into(), &DeviceSpec::default(), &options, None)
@@ -399,9 +390,6 @@ pub fn check_device(
 }
 
 /// A CPU device whose products are shown to an observer.
-///
-/// # Errors
-/// It cannot be opened.
 pub(crate) fn observed_cpu(
     options: &DeviceOptions,
     observer: Arc<dyn Observer>,
@@ -458,9 +446,6 @@ impl Socs {
 }
 
 /// The SoC that all devices are processors of, and the name of each one's processor.
-///
-/// # Errors
-/// A file that cannot be read, or that has no such processor.
 pub(crate) fn soc_of(options: &DeviceOptions) -> Result<Option<(Soc, Vec<String>)>, DeviceError> {
     let socs = Socs::read(&options.devices)?;
     let name = |spec| Ok(socs.processor(spec)?.map(|(_, p)| p.name.clone()));
@@ -487,9 +472,6 @@ fn find_isa(name: &str) -> Result<Isa, DeviceError> {
 }
 
 /// Opens a GPU.
-///
-/// # Errors
-/// The step on the way to it that failed.
 #[cfg(feature = "gpu")]
 fn open_gpu(
     name: String,
