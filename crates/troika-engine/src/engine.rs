@@ -285,7 +285,6 @@ impl Engine {
         swap(&mut self.silent, &mut other.silent);
         swap(&mut self.memory, &mut other.memory);
         self.seqs.take_over(&mut other.seqs);
-        self.handle.lock().in_flight.clear();
     }
 }
 
@@ -294,7 +293,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let mut inbox = self.handle.lock();
         inbox.end();
-        inbox.in_flight.iter().filter(|f| !f.seqs.is_empty()).for_each(|f| f.canceller.cancel());
+        inbox.in_flight.iter().for_each(|running| running.canceller.cancel());
         drop(inbox);
         while self.runner.wait().is_some() {}
     }

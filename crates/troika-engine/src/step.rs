@@ -198,21 +198,17 @@ impl Engine {
         let job = self.runner.start(graph, prefill && others)?;
         self.slots[place].began = self.runner.now();
         self.slots[place].job = Some(job);
-        let canceller = self.runner.canceller(job);
-        let yields = self.seqs.yields(&self.slots[place]);
-        let several = self.slots[place].batches().len() > 1;
-        let seqs = || self.slots[place].seqs.iter().map(|(seq, _)| *seq);
+        let slot = &self.slots[place];
+        let seqs = || slot.seqs.iter().map(|(seq, _)| *seq);
+        let running = InFlight {
+            job,
+            canceller: self.runner.canceller(job),
+            seqs: seqs().collect(),
+            several: slot.batches().len() > 1,
+            yields: self.seqs.yields(slot),
+        };
         let mut inbox = self.handle.lock();
-        match inbox.in_flight.iter_mut().find(|f| f.job == job) {
-            Some(running) => {
-                running.seqs.extend(seqs());
-                (running.several, running.yields) = (several, yields);
-            }
-            None => {
-                let seqs = seqs().collect();
-                inbox.in_flight.push(InFlight { job, canceller, seqs, several, yields });
-            }
-        }
+        inbox.in_flight.push(running);
         // One of them may have been cancelled just before.
         seqs().for_each(|seq| inbox.end_cancelled(seq));
         Ok(())
@@ -245,16 +241,10 @@ impl Engine {
             return Ok(());
         };
         self.slots[place].job = None;
-        let mut yields = false;
-        {
-            // A later cancellation finds nothing in flight.
-            let mut inbox = self.handle.lock();
-            if let Some(running) = inbox.in_flight.iter_mut().find(|f| f.job == job) {
-                running.seqs.clear();
-                yields = std::mem::take(&mut running.yields);
-                running.canceller.reset();
-            }
-        }
+        // A later cancellation finds nothing in flight.
+        let running = self.handle.lock().in_flight.extract_if(.., |f| f.job == job).next();
+        running.iter().for_each(|running| running.canceller.reset());
+        let yields = running.is_some_and(|running| running.yields);
         // Learn of cancellations first, so that the end they caused is not taken for a failure.
         self.take_requests();
         let unwanted = |(seq, _): &(SeqId, Range<usize>)| {
