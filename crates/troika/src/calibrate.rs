@@ -1,7 +1,7 @@
 //! Calibration: what a text shows of the values that products read.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use troika_device::WeightSource;
 use troika_engine::{EngineError, WantedLogits};
@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::options::OpenOptions;
 use crate::routing::{RoutingLog, observed, router_graph};
 use crate::session::SessionOptions;
+use crate::session_state::lock;
 
 /// What a text showed.
 #[derive(Clone, Debug, PartialEq)]
@@ -163,13 +164,9 @@ impl Sizes {
 }
 
 impl Seen {
-    fn found(&self) -> std::sync::MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Knows the ranges from now on.
     fn next_pass(&self, store: &WeightStore) -> Result<(), Error> {
-        let mut found = self.found();
+        let mut found = lock(&self.found);
         if std::mem::replace(&mut found.counting, true) {
             return Ok(());
         }
@@ -191,7 +188,7 @@ impl Seen {
             InputLimit, InputMax, OutputMax, OutputPower, SmoothedLimit, SmoothedOutliers,
             WeightMax,
         };
-        let mut found = self.found();
+        let mut found = lock(&self.found);
         let mut all = BTreeMap::new();
         for (weight, r) in std::mem::take(&mut found.products) {
             let power = r.rows as f64 / r.inverse_power.max(f64::MIN_POSITIVE);
@@ -232,7 +229,7 @@ fn larger(most: f32, value: f32) -> f32 {
 
 impl Observer for Seen {
     fn product(&self, weight: &str, x: &[f32], cols: usize, y: &[f32]) {
-        let mut found = self.found();
+        let mut found = lock(&self.found);
         let counting = found.counting;
         let r = found.products.entry(weight.to_string()).or_default();
         if counting {
@@ -259,7 +256,7 @@ impl Observer for Seen {
     }
 
     fn routed(&self, routed: Routed<'_>) {
-        let counting = self.found().counting;
+        let counting = lock(&self.found).counting;
         if !counting {
             self.log.routed(routed);
         }

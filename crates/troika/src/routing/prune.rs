@@ -1,7 +1,7 @@
 //! What a model loses when experts drop rows, as NPUMoE does with rows beyond an expert's capacity.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use troika_model::spec::{Key, ModelSpec, WeightRole};
 use troika_plan::{LayerRouting, RoutingTrace};
@@ -13,6 +13,7 @@ use crate::devices::{Observer, Routed};
 use crate::error::Error;
 use crate::options::OpenOptions;
 use crate::perplexity::{Perplexity, Scored};
+use crate::session_state::lock;
 
 /// Which rows of an expert are dropped first. A row's saliency is the L2 norm of its attention's
 /// output.
@@ -80,7 +81,7 @@ impl Pruner {
     /// The rows, those first that are dropped first.
     fn order(&self, layer: usize, rows: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..rows).collect();
-        let saliency = self.saliency.lock().unwrap_or_else(PoisonError::into_inner);
+        let saliency = lock(&self.saliency);
         let of = |row: &usize| {
             saliency.get(&layer).and_then(|rows| rows.get(*row)).copied().unwrap_or(0.0)
         };
@@ -105,7 +106,7 @@ impl Observer for Pruner {
         let Some(layer) = self.outputs.get(weight) else { return };
         let norms = y.chunks_exact(self.hidden.max(1));
         let norms = norms.map(|row| row.iter().map(|x| x * x).sum::<f32>()).collect();
-        self.saliency.lock().unwrap_or_else(PoisonError::into_inner).insert(*layer, norms);
+        lock(&self.saliency).insert(*layer, norms);
     }
 
     fn routed(&self, routed: Routed<'_>) {

@@ -1,7 +1,7 @@
 //! Records what routers choose, and what they read.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::open::Model;
 use crate::options::OpenOptions;
 use crate::session::SessionOptions;
+use crate::session_state::lock;
 
 /// The routing of a text.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,16 +114,12 @@ impl RoutingLog {
 
     /// Ends a sequence of `tokens` tokens.
     pub fn end_sequence(&self, tokens: usize) {
-        self.recorded().trace.sequences.push(tokens);
+        lock(&self.recorded).trace.sequences.push(tokens);
     }
 
     /// Takes what was recorded so far.
     pub fn take(&self) -> RecordedRouting {
-        std::mem::replace(&mut *self.recorded(), empty(&self.spec))
-    }
-
-    fn recorded(&self) -> MutexGuard<'_, RecordedRouting> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::replace(&mut *lock(&self.recorded), empty(&self.spec))
     }
 }
 
@@ -135,14 +132,14 @@ fn empty(spec: &ModelSpec) -> RecordedRouting {
 impl Observer for RoutingLog {
     fn product(&self, weight: &str, x: &[f32], _: usize, _: &[f32]) {
         if let Some(layer) = self.weights.get(weight) {
-            let mut recorded = self.recorded();
+            let mut recorded = lock(&self.recorded);
             recorded.inputs[*layer].extend(x.iter().copied().map(bf16::from_f32));
         }
     }
 
     fn routed(&self, routed: Routed<'_>) {
         if let Some(layer) = self.graphs.get(routed.graph) {
-            let mut recorded = self.recorded();
+            let mut recorded = lock(&self.recorded);
             let ids = routed.ids.iter().map(|id| u16::try_from(*id).unwrap_or(u16::MAX));
             recorded.trace.layers[*layer].ids.extend(ids);
         }
