@@ -20,8 +20,7 @@ pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
         max_tokens: usize::try_from(args.n_predict).ok(),
         stop: args.sampling.stop.clone(),
         ignore_eos: args.sampling.ignore_eos,
-        logprobs: None,
-        keep_tokens: Vec::new(),
+        ..Request::default()
     })
 }
 

@@ -53,7 +53,7 @@ impl PageTable {
 }
 
 /// The rows of one sequence in a forward batch.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SeqRows {
     /// The sequence's number, equal in all forward batches in flight.
     pub seq: u64,

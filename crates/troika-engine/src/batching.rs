@@ -12,7 +12,7 @@ use troika_program::kv::{KvCache, SeqId};
 
 /// A forward batch with the tokens and wanted rows behind it. It keeps its memory from one use to
 /// the next.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct PlannedBatch {
     /// The phase whose placement all rows use: decode if every sequence adds a single token.
     pub phase: Phase,
@@ -44,22 +44,6 @@ pub(crate) struct NewRows<'a> {
     /// What is wanted from there on.
     pub wanted: WantedLogits,
     pub phase: Phase,
-}
-
-impl Default for PlannedBatch {
-    fn default() -> PlannedBatch {
-        PlannedBatch {
-            phase: Phase::Decode,
-            forward: Arc::default(),
-            spare: Arc::default(),
-            ids: Vec::new(),
-            positions: Vec::new(),
-            wanted: Vec::new(),
-            states: Vec::new(),
-            top_k: None,
-            unused: Vec::new(),
-        }
-    }
 }
 
 impl PlannedBatch {
@@ -97,13 +81,7 @@ impl PlannedBatch {
     /// The cache's error; nothing is appended then.
     pub fn push(&mut self, rows: &NewRows<'_>, kv: &mut KvCache) -> Result<(), EngineError> {
         let (first, count) = (self.ids.len(), rows.positions.len());
-        let mut seq = self.unused.pop().unwrap_or_else(|| SeqRows {
-            seq: 0,
-            rows: 0..0,
-            pos: 0,
-            known_len: 0,
-            tables: Vec::new(),
-        });
+        let mut seq = self.unused.pop().unwrap_or_default();
         if let Err(e) = kv.extend(rows.seq, count, &mut seq.tables) {
             self.unused.push(seq);
             return Err(e.into());

@@ -87,20 +87,13 @@ pub(crate) fn compile(
             thread.join().unwrap_or_else(|_| Err(compiling.panicked(share)))
         }));
     });
-    let mut all = Vec::with_capacity(list.graphs().len());
-    let mut failure: Option<(usize, EngineError)> = None;
-    for result in results {
-        match result {
-            Ok(made) => all.extend(made),
-            Err(e) if failure.as_ref().is_none_or(|known| e.0 < known.0) => failure = Some(e),
-            Err(_) => {}
-        }
+    let (made, failed): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    if let Some((_, e)) = failed.into_iter().filter_map(Result::err).min_by_key(|e| e.0) {
+        return Err(e);
     }
+    let mut all: Vec<_> = made.into_iter().flatten().flatten().collect();
     all.sort_unstable_by_key(|(at, _)| *at);
-    match failure {
-        Some((_, e)) => Err(e),
-        None => Ok(all.into_iter().map(|(_, weights)| weights).collect()),
-    }
+    Ok(all.into_iter().map(|(_, weights)| weights).collect())
 }
 
 /// The graphs that a thread loaded, or the number of the step that failed: for code the number of

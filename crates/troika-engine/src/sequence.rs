@@ -8,9 +8,10 @@ use troika_plan::Phase;
 use crate::input::{Admission, WantedLogits};
 
 /// The state of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// It has nothing to compute and waits for tokens.
+    #[default]
     Idle,
     /// It has tokens to compute and waits for pages or its turn: nothing of it is in flight.
     Waiting,
@@ -23,7 +24,7 @@ pub(crate) enum Stage {
 /// The smallest comes first: the highest priority, then the order of admission.
 pub(crate) type Rank = (i64, u64);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
     /// All its tokens, computed or not.
     pub tokens: Vec<u32>,
@@ -66,26 +67,13 @@ pub(crate) struct Sequence {
 impl Sequence {
     pub fn new(admission: &Admission, order: u64) -> Sequence {
         Sequence {
-            tokens: Vec::new(),
-            fed_from: 0,
-            phase: Phase::Prefill,
             logits_from: usize::MAX,
             wanted: WantedLogits::None,
-            decoded: Vec::new(),
             priority: admission.priority,
             client: admission.client,
-            served: 0,
             order,
             shares: admission.shares,
-            stage: Stage::Idle,
-            in_flight: None,
-            cancelled: false,
-            closed: false,
-            alone: false,
-            turn: 0,
-            steady_until: 0,
-            regime: 0,
-            begun: false,
+            ..Sequence::default()
         }
     }
 

@@ -55,10 +55,12 @@ pub struct Plan {
 
 troika_model::named! {
     /// The phases of a sequence. They may be placed differently.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Phase {
         /// Many tokens of a sequence at once.
+        #[default]
         Prefill = "prefill",
         /// One token that continues a sequence.
         Decode = "decode",

@@ -76,15 +76,11 @@ impl Options {
 }
 
 fn numbers(value: &str) -> Result<String, String> {
-    match value.split(',').all(|n| n.parse::<usize>().is_ok()) {
-        true => Ok(value.to_string()),
-        false => Err("not a list of numbers".to_string()),
-    }
+    let listed = value.split(',').all(|n| n.parse::<usize>().is_ok());
+    listed.then(|| value.to_string()).ok_or_else(|| "not a list of numbers".into())
 }
 
 fn counts(value: &str) -> Result<String, String> {
-    match value.split(',').all(|n| n.parse::<usize>().is_ok_and(|n| n > 0)) {
-        true => Ok(value.to_string()),
-        false => Err("not a list of numbers from 1 on".to_string()),
-    }
+    let listed = value.split(',').all(|n| n.parse::<usize>().is_ok_and(|n| n > 0));
+    listed.then(|| value.to_string()).ok_or_else(|| "not a list of numbers from 1 on".into())
 }

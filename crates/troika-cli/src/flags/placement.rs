@@ -258,14 +258,8 @@ impl PlacementArgs {
 
     /// What the solver is asked for.
     fn solve(&self, profile: ProfileAt) -> SolveOptions {
-        let lengths = self.lengths;
-        let prompt = lengths.map(|of| of.prompt);
-        SolveOptions {
-            profile,
-            goal: self.goal,
-            prompt,
-            generate: lengths.and_then(|of| of.answer),
-        }
+        let (goal, prompt) = (self.goal, self.lengths.map(|of| of.prompt));
+        SolveOptions { profile, goal, prompt, generate: self.lengths.and_then(|of| of.answer) }
     }
 
     /// Uses the stored profile of the model and devices, unless a flag or file says how to divide

@@ -1,5 +1,6 @@
 //! Device queues as the scheduler sees them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -56,14 +57,6 @@ pub(super) struct Lanes {
     clock: Arc<dyn Clock>,
 }
 
-/// Queues that will not report their lists in flight.
-pub(super) enum LostLists {
-    /// Those of one queue.
-    Of(usize),
-    /// Of all.
-    All,
-}
-
 impl Lanes {
     /// Opens a queue on each device.
     pub fn open(
@@ -108,8 +101,8 @@ impl Lanes {
     /// Waits for the next report of a queue. `has_lists`: whether a queue has any.
     ///
     /// # Errors
-    /// A queue will not report any more.
-    pub fn hear(&mut self, has_lists: impl Fn(usize) -> bool) -> Result<Completion, LostLists> {
+    /// The queues that will not report their lists in flight.
+    pub fn hear(&mut self, has_lists: impl Fn(usize) -> bool) -> Result<Completion, Range<usize>> {
         if let Some(completion) = self.here.take() {
             return Ok(completion);
         }
@@ -133,9 +126,9 @@ impl Lanes {
                     let dead = |&l: &usize| has_lists(l) && !self.all[l].queue.is_alive();
                     let Some(index) = (0..self.all.len()).find(dead) else { continue };
                     // Anything it reported before it died is there by now.
-                    return self.done.try_recv().map_err(|_| LostLists::Of(index));
+                    return self.done.try_recv().map_err(|_| index..index + 1);
                 }
-                Err(RecvTimeoutError::Disconnected) => return Err(LostLists::All),
+                Err(RecvTimeoutError::Disconnected) => return Err(0..self.all.len()),
             }
         }
     }

@@ -12,7 +12,7 @@ use troika_plan::Policy;
 use troika_program::schedule::{Graph, JobList, Jobs, Schedule};
 use troika_trace::{Arg, Span, Tracer};
 
-use super::lane::{Lanes, LostLists, job_list};
+use super::lane::{Lanes, job_list};
 use super::{Task, TaskGraph};
 use crate::error::EngineError;
 
@@ -199,8 +199,7 @@ impl Runner {
         }
         match self.lanes.hear(|lane| self.jobs.in_flight(lane) > 0) {
             Ok(completion) => self.complete(completion),
-            Err(LostLists::Of(lane)) => self.lost(lane),
-            Err(LostLists::All) => (0..self.lanes.all.len()).for_each(|lane| self.lost(lane)),
+            Err(lost) => lost.for_each(|lane| self.lost(lane)),
         }
         self.take_ended()
     }
