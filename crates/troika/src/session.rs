@@ -465,10 +465,8 @@ impl Session {
         lock(&self.state).restart(None);
         let driver = &self.opened.driver;
         let logits = logits.whole();
-        let norm = match logits {
-            WantedLogits::States => Some(FinalNorm::read(&self.opened)?),
-            _ => None,
-        };
+        let wanted = logits == WantedLogits::States;
+        let norm = wanted.then(|| FinalNorm::read(&self.opened)).transpose()?;
         driver.handle.feed(&SequenceInput { seq: self.seq, tokens, logits, phase })?;
         Ok(norm)
     }
@@ -588,15 +586,12 @@ fn check_prompt(opened: &Opened, prompt: &[u32]) -> Result<(), Error> {
 /// The beginning of a generation after a prompt of `len` tokens.
 fn generating(opened: &Opened, request: &Request, sampler: Sampler, len: usize) -> Generating {
     let start = opened.clock.now();
-    let stop_tokens = match request.ignore_eos {
-        true => Vec::new(),
-        false => opened.text.defaults.stop_tokens.clone(),
-    };
+    let stops = &opened.text.defaults.stop_tokens;
     Generating {
         sampler: Some(sampler),
         row: Vec::new(),
         logprobs: request.logprobs,
-        stop_tokens,
+        stop_tokens: if request.ignore_eos { Vec::new() } else { stops.clone() },
         max: request.max_tokens.unwrap_or(usize::MAX),
         context: opened.context,
         holds: opened.driver.handle.most_tokens(),
