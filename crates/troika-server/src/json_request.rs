@@ -13,6 +13,7 @@ use hyper::body::Body;
 use serde_json::{Map, Value};
 
 use crate::fields::{self, Fields};
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::Client;
 use crate::record::Record;
@@ -44,9 +45,10 @@ async fn drain(mut body: axum::body::Body) {
 }
 
 /// A request with the fields of its body.
-#[derive(Debug)]
 pub struct JsonRequest {
     body: Map<String, Value>,
+    /// The server that is asked.
+    pub server: Arc<Server>,
     /// Who asks.
     pub client: Client,
     /// After the body, so that its memory is free when this is dropped.
@@ -54,7 +56,6 @@ pub struct JsonRequest {
 }
 
 /// Is dropped with a long body: what its texts took in the heap goes back to the system.
-#[derive(Debug)]
 struct LongBody;
 
 impl Drop for LongBody {
@@ -77,6 +78,14 @@ impl JsonRequest {
     /// It is not text.
     pub fn model(&self) -> Result<Option<String>, Problem> {
         Ok(self.fields().get::<String>("model")?.filter(|name| !name.is_empty()))
+    }
+
+    /// The model, opened if need be.
+    ///
+    /// # Errors
+    /// Those of [`crate::models::Models::get`].
+    pub async fn host(&self) -> Result<InUse, Problem> {
+        self.server.models.get(self.model()?.as_deref()).await
     }
 }
 
@@ -134,7 +143,7 @@ impl FromRequest<Arc<Server>> for JsonRequest {
         let parsed = if bytes > apart_from { apart(parse).await? } else { parse()? };
         let (body, unknown, _long) = parsed;
         Record::current().note(|told| told.ignored = unknown);
-        Ok(JsonRequest { body, client, _long })
+        Ok(JsonRequest { body, server: server.clone(), client, _long })
     }
 }
 

@@ -9,7 +9,6 @@ use troika::{EnergyMeter, PowerMeter};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::models::Models;
-use crate::open_model::InUse;
 use crate::options::ServerOptions;
 use crate::problem::Problem;
 use crate::queue::FairQueue;
@@ -69,14 +68,6 @@ impl Server {
     pub fn watts(&self) -> Option<f64> {
         let mut power = self.power.lock().unwrap_or_else(PoisonError::into_inner);
         power.as_mut()?.watts()
-    }
-
-    /// The model of a name, opened if need be.
-    ///
-    /// # Errors
-    /// Those of [`Models::get`].
-    pub async fn model(&self, name: Option<&str>) -> Result<InUse, Problem> {
-        self.models.get(name).await
     }
 }
 

@@ -9,6 +9,7 @@ use troika::SessionOptions;
 
 use crate::grammar::{Constrain, Grammar};
 use crate::ids;
+use crate::json_request::JsonRequest;
 use crate::limits;
 use crate::open_model::InUse;
 use crate::problem::Problem;
@@ -37,11 +38,12 @@ pub struct Turn {
 
 impl Turn {
     /// A request whose time begins now.
-    pub fn new(server: &Arc<Server>, host: &InUse, client: Client) -> Turn {
+    pub fn new(call: &JsonRequest, host: &InUse) -> Turn {
+        let JsonRequest { server, client, .. } = call;
         let by = Instant::now() + server.options.timeout;
         Record::current().note(|told| told.model.clone_from(&host.name));
         let (server, host, request) = (server.clone(), host.clone(), ids::random());
-        Turn { server, host, client, by, request, further: false }
+        Turn { server, host, client: *client, by, request, further: false }
     }
 
     /// A part of the request. The first one may be refused for want of room in the queue, and lets

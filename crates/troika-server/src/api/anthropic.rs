@@ -1,11 +1,8 @@
 //! Anthropic's `/v1/messages`.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::Answer;
 use crate::chat::{
     ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, arguments_so_far,
     text_of, text_part, without_billing,
@@ -16,25 +13,18 @@ use crate::json_request::{self, JsonRequest};
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::Delta;
 
 /// Answers messages.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn messages(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn messages(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     let mut request = chat_request(&fields, &host)?;
     request.max_tokens = Some(fields.need("max_tokens")?);
     let streams = fields.flag("stream")?;
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let prepared = request.prepare(&turn).await?;
     let prompt_tokens = prepared.prompt_tokens();
     let answers = prepared.start(&turn).await?;
@@ -48,16 +38,10 @@ pub async fn messages(
 }
 
 /// Counts the tokens of messages.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn count_tokens(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn count_tokens(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let request = chat_request(&call.fields(), &host)?;
-    let prepared = request.prepare(&Turn::new(&server, &host, call.client)).await?;
+    let prepared = request.prepare(&Turn::new(&call, &host)).await?;
     Ok(json_request::json(&json!({"input_tokens": prepared.prompt_tokens()})))
 }
 

@@ -1,14 +1,12 @@
 //! OpenAI's `/v1/chat/completions`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::response::Response;
 use serde_json::{Value, json};
 use troika::engine::PromptProgress;
 use troika::model::tokenizer::Tokenizer;
 
+use super::Answer;
 use super::request::{chat_request, logprobs, start};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages,
@@ -18,19 +16,12 @@ use crate::ids;
 use crate::json_request::{self, JsonRequest};
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use troika::model::answer::Delta;
 
 /// Answers a conversation.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn chat(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn chat(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     if fields.value("web_search_options").is_some() {
         let why = "web_search_options cannot be honoured: nothing is searched";
@@ -49,7 +40,7 @@ pub async fn chat(
     let form = AnswerForm::new("chatcmpl-", &fields, &host, request.logprobs.is_some())?;
     let streams = fields.flag("stream")?;
     let choices = request.choices;
-    let answers = start(&server, &host, call.client, request).await?;
+    let answers = start(&call, &host, request).await?;
     if streams {
         return Ok(stream::respond(answers, ChatWriter::new(form, choices)));
     }

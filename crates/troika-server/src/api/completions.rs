@@ -1,15 +1,12 @@
 //! OpenAI's `/v1/completions`: texts go on as they are, without a chat template.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
 use futures_util::StreamExt;
 use futures_util::stream::iter;
 use serde_json::{Map, Value, json};
 use troika::Request;
 use troika::engine::sample::Logprobs;
 
+use super::Answer;
 use super::chat::{AnswerForm, finite};
 use super::prompts::{Prompt, prompts};
 use super::request::{choices, fresh, go_on, logprobs, max_tokens};
@@ -21,7 +18,6 @@ use crate::limits;
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::Delta;
@@ -39,16 +35,10 @@ struct Asked {
 }
 
 /// Goes on with texts.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn completions(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn completions(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let mut asked = asked(&fields, &turn)?;
     if let Some(constrain) = super::constrain::read(&fields)? {
         asked.generation.grammar = Some(turn.compile(constrain).await?);
@@ -85,7 +75,7 @@ pub async fn completions(
     }
     let part = |(i, prompt)| completed(turn.part(i), &asked, prompt);
     let answers: Vec<_> = prompts.iter().enumerate().map(part).collect();
-    let mut answers = iter(answers).buffered(server.options.parallel.max(1)).enumerate();
+    let mut answers = iter(answers).buffered(turn.server.options.parallel.max(1)).enumerate();
     let (mut all, mut sum) = (Vec::new(), Usage::default());
     while let Some((i, answer)) = answers.next().await {
         let (texts, used) = answer?;

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use futures_util::stream::iter;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
@@ -14,6 +12,7 @@ use troika::engine::sample::SampleParams;
 use troika::model::answer::Delta;
 use troika::model::tokenizer::{Infill, TokenizerError};
 
+use super::Answer;
 use super::chat::{prompt_progress, timings, token_logprob};
 use super::prompts::{Prompt, fim, prompts};
 use super::request::{choices, fresh, go_on, logprobs, max_tokens};
@@ -26,7 +25,6 @@ use crate::line_limit::LineLimit;
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 
@@ -37,30 +35,18 @@ const NEAR: usize = 2048;
 const MOST: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
 
 /// Goes on with prompts.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn completion(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn completion(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let given: Value = call.fields().need("prompt")?;
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let bytes = limits::size(&given);
     let prompts = turn.prepare(bytes, move |host| prompts(&given, host)).await?;
     answer(&turn, &call.fields(), prompts).await
 }
 
-/// Fills in a place of a text.
-///
-/// # Errors
-/// The model has no tokens for that, or what is wrong with the request.
-pub async fn infill(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+/// Fills in a place of a text, if the model has tokens for that.
+pub async fn infill(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     let place = Infill {
         prefix: fields.need("input_prefix")?,
@@ -69,7 +55,7 @@ pub async fn infill(
         files: fields.get("input_extra")?.unwrap_or_default(),
     };
     let predict = max_tokens(&fields, &MOST)?.unwrap_or(0);
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let prompt = turn.prepare(place.bytes(), move |host| around(&place, host, predict)).await?;
     answer(&turn, &fields, vec![prompt]).await
 }
@@ -112,11 +98,7 @@ pub fn settings(params: &SampleParams) -> Value {
 }
 
 /// Answers prompts, each `n` times.
-async fn answer(
-    turn: &Turn,
-    fields: &Fields<'_>,
-    prompts: Vec<Prompt>,
-) -> Result<Response, Problem> {
+async fn answer(turn: &Turn, fields: &Fields<'_>, prompts: Vec<Prompt>) -> Answer {
     let asked = Arc::new(Asked::read(fields, turn).await?);
     let n = choices(fields)?;
     let all = prompts.into_iter().flat_map(|prompt| (0..n).map(move |nth| (prompt.clone(), nth)));

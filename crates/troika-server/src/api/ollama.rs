@@ -1,13 +1,12 @@
 //! Ollama's `/api/chat` and `/api/generate`.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 use troika::Request;
 
+use super::Answer;
 use super::chat::token_logprob;
 use super::prompts::Prompt;
 use super::request::{go_on, logprobs, max_tokens};
@@ -23,7 +22,6 @@ use crate::json_request::{self, JsonRequest};
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::Delta;
@@ -37,46 +35,34 @@ enum Verb {
 }
 
 /// Answers a conversation.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn chat(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn chat(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let messages = fields.value("messages");
     without_images(messages)?;
     let says = messages.is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
-    let form = match begin(&server, &call, Verb::Chat, says).await? {
+    let form = match begin(&call, Verb::Chat, says).await? {
         Begun::Answer(form) => form,
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
     let tools = Tools::read(&fields, "parameters")?;
     let request = chat_request(&fields, &host, chat_messages(messages)?, tools)?;
-    let answers = super::request::start(&server, &host, call.client, request).await?;
+    let answers = super::request::start(&call, &host, request).await?;
     form.respond(answers, &fields).await
 }
 
 /// Goes on with a prompt, through the chat template unless it is raw.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn generate(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn generate(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let prompt: String = fields.get("prompt")?.unwrap_or_default();
-    let form = match begin(&server, &call, Verb::Generate, !prompt.is_empty()).await? {
+    let form = match begin(&call, Verb::Generate, !prompt.is_empty()).await? {
         Begun::Answer(form) => form,
         Begun::Done(response) => return Ok(response),
     };
     let host = form.host.clone();
     let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
     let answers = if fields.flag("raw")? || suffix.is_some() {
-        raw(&server, &host, &call, prompt, suffix).await?
+        raw(&host, &call, prompt, suffix).await?
     } else {
         let mut messages = Vec::new();
         if let Some(system) = fields.get::<String>("system")? {
@@ -84,7 +70,7 @@ pub async fn generate(
         }
         messages.push(json!({"role": "user", "content": prompt}));
         let request = chat_request(&fields, &host, messages, Tools::default())?;
-        super::request::start(&server, &host, call.client, request).await?
+        super::request::start(&call, &host, request).await?
     };
     form.respond(answers, &fields).await
 }
@@ -97,22 +83,17 @@ enum Begun {
 
 /// Opens the model, and keeps it open for as long as is asked. A request that says nothing does no
 /// more than that, or closes it.
-async fn begin(
-    server: &Arc<Server>,
-    call: &JsonRequest,
-    verb: Verb,
-    says: bool,
-) -> Result<Begun, Problem> {
+async fn begin(call: &JsonRequest, verb: Verb, says: bool) -> Result<Begun, Problem> {
     let asked = Instant::now();
     let fields = call.fields();
     let kept = keep_alive(&fields)?;
     if !says && kept == Some(Some(Duration::ZERO)) {
         let model: String = fields.need("model")?;
-        server.models.unload(&model).await;
+        call.server.models.unload(&model).await;
         let done = object(verb, &model, "", Some("unload"));
         return Ok(Begun::Done(json_request::json(&done)));
     }
-    let host = server.model(call.model()?.as_deref()).await?;
+    let host = call.host().await?;
     if let Some(time) = kept {
         host.keep(time);
     }
@@ -166,7 +147,6 @@ fn go_seconds(text: &str) -> Option<f64> {
 
 /// The prompt as it is, or what is between it and a suffix.
 async fn raw(
-    server: &Arc<Server>,
     host: &InUse,
     call: &JsonRequest,
     prompt: String,
@@ -174,7 +154,7 @@ async fn raw(
 ) -> Result<ChatStream, Problem> {
     // What messages would say is in the prompt.
     let request = chat_request(&call.fields(), host, Vec::new(), Tools::default())?;
-    let turn = Turn::new(server, host, call.client);
+    let turn = Turn::new(call, host);
     let bytes = prompt.len() + suffix.as_ref().map_or(0, String::len);
     let tokenize = move |host: &InUse| {
         let prompt = Prompt::of_text(&prompt, host)?;
@@ -188,7 +168,7 @@ async fn raw(
         Some(constrain) => Some(turn.compile(constrain).await?),
         None => None,
     };
-    let max_tokens = server.options.max_tokens.into_iter().chain(request.max_tokens).min();
+    let max_tokens = call.server.options.max_tokens.into_iter().chain(request.max_tokens).min();
     let request =
         Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
     go_on(&turn, Generation { prompt, request, choices: 1, grammar, ..Generation::default() }).await
@@ -276,11 +256,7 @@ struct OllamaForm {
 }
 
 impl OllamaForm {
-    async fn respond(
-        self,
-        mut answers: ChatStream,
-        fields: &Fields<'_>,
-    ) -> Result<Response, Problem> {
+    async fn respond(self, mut answers: ChatStream, fields: &Fields<'_>) -> Answer {
         answers.left_out.extend(self.left_out(fields, answers.usage().prompt)?);
         if fields.get("stream")?.unwrap_or(true) {
             return Ok(stream::respond(

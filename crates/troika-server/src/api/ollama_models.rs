@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use troika::model::families::gguf_name;
 use troika::model::spec::Layer;
 
+use super::Answer;
 use crate::ids;
 use crate::json_request::{self, JsonRequest};
 use crate::models::{ListedModel, ModelState};
@@ -132,17 +133,11 @@ fn capabilities(host: &OpenModel) -> Vec<&'static str> {
 }
 
 /// Tells of a model. It is opened for that.
-///
-/// # Errors
-/// There is none of that name, or it cannot be opened.
-pub async fn show(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn show(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let name = call.model()?.or(fields.get("name")?);
-    let host = server.model(name.as_deref()).await?;
-    let list = server.models.list();
+    let host = call.server.models.get(name.as_deref()).await?;
+    let list = call.server.models.list();
     let listed = list.iter().find(|listed| listed.name == host.name);
     let gone = || Problem::new(StatusCode::NOT_FOUND, "the model was closed; ask again");
     let spec = host.model.spec();
@@ -163,7 +158,7 @@ pub async fn show(
         "modelfile": "",
         "parameters": "",
         "template": template(&host),
-        "modified_at": since(&server),
+        "modified_at": since(&call.server),
         "details": details(listed.ok_or_else(gone)?),
         "model_info": info,
         "capabilities": capabilities(&host),

@@ -1,18 +1,15 @@
 //! What all chat interfaces have in common.
 
-use std::sync::Arc;
-
 use serde_json::Value;
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
 use crate::completion::{self, Generation};
 use crate::fields::Fields;
+use crate::json_request::JsonRequest;
 use crate::limits::{CHOICES, LOGPROBS};
 use crate::open_model::InUse;
 use crate::problem::Problem;
-use crate::queue::Client;
 use crate::sampling;
-use crate::state::Server;
 use crate::turn::Turn;
 use troika::model::answer::{Format, ReaderOptions};
 
@@ -124,11 +121,10 @@ pub async fn go_on(turn: &Turn, generation: Generation) -> Result<ChatStream, Pr
 /// # Errors
 /// The conversation cannot be rendered or honoured, or the queue is full.
 pub async fn start(
-    server: &Arc<Server>,
+    call: &JsonRequest,
     host: &InUse,
-    client: Client,
     request: ChatRequest,
 ) -> Result<ChatStream, Problem> {
-    let turn = Turn::new(server, host, client);
+    let turn = Turn::new(call, host);
     request.prepare(&turn).await?.start(&turn).await
 }

@@ -1,10 +1,6 @@
 //! OpenAI's `/v1/responses`. Nothing is kept between requests.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
-
+use super::Answer;
 use super::request::{chat_request, max_tokens, start};
 use super::responses_form::ResponseForm;
 use super::responses_input::messages;
@@ -13,18 +9,11 @@ use crate::chat::Tools;
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
 use crate::problem::Problem;
-use crate::state::Server;
 use crate::stream;
 
 /// Answers a conversation.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn responses(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn responses(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     if fields.texts("include")?.iter().any(|what| what == "message.output_text.logprobs") {
         let why = "include: /v1/chat/completions tells the probabilities of tokens";
@@ -42,7 +31,7 @@ pub async fn responses(
     }
     let form = ResponseForm::new(&fields, &host.name);
     let streams = fields.flag("stream")?;
-    let answers = start(&server, &host, call.client, request).await?;
+    let answers = start(&call, &host, request).await?;
     if streams {
         return Ok(stream::respond(answers, ResponseWriter::new(form)));
     }
