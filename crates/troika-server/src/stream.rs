@@ -5,13 +5,14 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use futures_util::stream::unfold;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::chat::{ChatEvent, ChatStream, Usage};
+use crate::chat::{ChatAnswer, ChatEvent, ChatStream, Usage};
 use crate::json_request::{self, escaped};
-use crate::problem::Problem;
+use crate::problem::{Dialect, Problem};
 
 /// After so long without anything to send something is sent, so that nobody in between takes the
 /// connection for dead.
@@ -22,8 +23,10 @@ pub trait EventWriter: Send + 'static {
     /// The type of the stream.
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    /// What comes first.
-    fn begin(&mut self, out: &mut String);
+    /// What comes first, so that the head of the response goes out before the first token is there.
+    fn begin(&mut self, out: &mut String) {
+        out.push_str(": begun\n\n");
+    }
 
     /// What says that the answer is still on its way: after some silence nobody in between shall
     /// take the connection for dead.
@@ -38,7 +41,9 @@ pub trait EventWriter: Send + 'static {
     fn end(&mut self, usage: &Usage, out: &mut String);
 
     /// A problem in the middle of an answer, which ends it.
-    fn problem(&mut self, problem: &Problem, out: &mut String);
+    fn problem(&mut self, problem: &Problem, out: &mut String) {
+        data(&problem.body(Dialect::OpenAi), out);
+    }
 }
 
 /// Writes an event with data alone.
@@ -61,6 +66,24 @@ enum Remaining<W> {
     All(ChatStream, W),
     News(ChatStream, W),
     Nothing,
+}
+
+/// A response that grows with the answers, or one made of them as a whole when they are complete.
+///
+/// # Errors
+/// An answer failed before the response began.
+pub async fn answer<W: EventWriter>(
+    answers: ChatStream,
+    streams: bool,
+    writer: W,
+    whole: impl FnOnce(W, ChatAnswer) -> Value,
+) -> Result<Response, Problem> {
+    if streams {
+        return Ok(respond(answers, writer));
+    }
+    let left_out = answers.left_out.clone();
+    let whole = json_request::json(&whole(writer, answers.collect().await?));
+    Ok(json_request::with_left_out(whole, &left_out))
 }
 
 /// A response that grows with the answers. If the client goes, they are cancelled.
@@ -109,7 +132,7 @@ async fn next<W: EventWriter>(
                     return Remaining::Nothing;
                 }
             }
-            match stream.ready() {
+            match stream.next().now_or_never() {
                 Some(more) => news = more,
                 None => break,
             }

@@ -24,17 +24,10 @@ pub async fn messages(call: JsonRequest) -> Answer {
     let mut request = chat_request(&fields, &host)?;
     request.max_tokens = Some(fields.need("max_tokens")?);
     let streams = fields.flag("stream")?;
-    let turn = Turn::new(&call, &host);
-    let prepared = request.prepare(&turn).await?;
-    let prompt_tokens = prepared.prompt_tokens();
-    let answers = prepared.start(&turn).await?;
+    let answers = super::request::start(&call, &host, request).await?;
     let form = MessageForm { id: ids::unique("msg_"), model: host.name.clone() };
-    if streams {
-        return Ok(stream::respond(answers, MessageWriter::new(form, prompt_tokens)));
-    }
-    let answer = answers.collect().await?;
-    let left_out = answer.left_out.clone();
-    Ok(json_request::with_left_out(json_request::json(&form.whole(answer)), &left_out))
+    let writer = MessageWriter::new(form, answers.usage().prompt);
+    stream::answer(answers, streams, writer, |writer, answer| writer.form.whole(answer)).await
 }
 
 /// Counts the tokens of messages.
@@ -305,10 +298,6 @@ impl MessageWriter {
 }
 
 impl EventWriter for MessageWriter {
-    fn begin(&mut self, out: &mut String) {
-        out.push_str(": begun\n\n");
-    }
-
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
             ChatEvent::Prompt(progress, _) => self.start(progress.cached, out),

@@ -13,9 +13,9 @@ use crate::chat::{
 };
 use crate::fields::Fields;
 use crate::ids;
-use crate::json_request::{self, JsonRequest};
+use crate::json_request::JsonRequest;
 use crate::open_model::InUse;
-use crate::problem::{Dialect, Problem};
+use crate::problem::Problem;
 use crate::stream::{self, EventWriter};
 use troika::model::answer::Delta;
 
@@ -41,12 +41,8 @@ pub async fn chat(call: JsonRequest) -> Answer {
     let streams = fields.flag("stream")?;
     let choices = request.choices;
     let answers = start(&call, &host, request).await?;
-    if streams {
-        return Ok(stream::respond(answers, ChatWriter::new(form, choices)));
-    }
-    let answer = answers.collect().await?;
-    let whole = json_request::json(&form.whole(&answer));
-    Ok(json_request::with_left_out(whole, &answer.left_out))
+    let writer = ChatWriter::new(form, choices);
+    stream::answer(answers, streams, writer, |writer, answer| writer.form.whole(&answer)).await
 }
 
 /// OpenAI's usage.
@@ -333,9 +329,5 @@ impl EventWriter for ChatWriter {
 
     fn end(&mut self, all: &Usage, out: &mut String) {
         self.form.end(CHUNK, all, out);
-    }
-
-    fn problem(&mut self, problem: &Problem, out: &mut String) {
-        stream::data(&problem.body(Dialect::OpenAi), out);
     }
 }

@@ -16,11 +16,10 @@ use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
 use crate::limits;
 use crate::open_model::InUse;
-use crate::problem::{Dialect, Problem};
+use crate::problem::Problem;
 use crate::sampling;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
-use troika::model::answer::Delta;
 
 /// OpenAI's default for the number of tokens.
 const TOKENS: usize = 16;
@@ -270,7 +269,6 @@ impl EventWriter for CompletionWriter {
         if !self.echoed.text.is_empty() {
             (0..self.n).for_each(|index| self.chunk(index, &self.echoed, Value::Null, out));
         } else {
-            // The head of the response goes out before the first token is there.
             out.push_str(": begun\n\n");
         }
     }
@@ -283,11 +281,7 @@ impl EventWriter for CompletionWriter {
                 self.form.progress((COMPLETION, nothing), (progress, time), out);
             }
             ChatEvent::More(index, deltas, logprobs) => {
-                let text = deltas.into_iter().filter_map(|delta| match delta {
-                    Delta::Content(text) => Some(text),
-                    _ => None,
-                });
-                self.more(index, text.collect(), &logprobs, out);
+                self.more(index, ChoiceAnswer::of(deltas).content, &logprobs, out);
             }
             ChatEvent::End(index, reason, _) => {
                 self.chunk(index, &CompletionText::default(), reason.name().into(), out);
@@ -297,9 +291,5 @@ impl EventWriter for CompletionWriter {
 
     fn end(&mut self, all: &Usage, out: &mut String) {
         self.form.end(COMPLETION, all, out);
-    }
-
-    fn problem(&mut self, problem: &Problem, out: &mut String) {
-        stream::data(&problem.body(Dialect::OpenAi), out);
     }
 }

@@ -9,21 +9,20 @@ use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 use troika::Request;
 use troika::engine::sample::SampleParams;
-use troika::model::answer::Delta;
 use troika::model::tokenizer::{Infill, TokenizerError};
 
 use super::Answer;
 use super::chat::{prompt_progress, timings, token_logprob};
 use super::prompts::{Prompt, fim, prompts};
 use super::request::{choices, fresh, go_on, logprobs, max_tokens};
-use crate::chat::{ChatEvent, EndReason, TokenLogprob, Usage};
+use crate::chat::{ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Usage};
 use crate::completion::Generation;
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
 use crate::limits;
 use crate::line_limit::LineLimit;
 use crate::open_model::InUse;
-use crate::problem::{Dialect, Problem};
+use crate::problem::Problem;
 use crate::sampling;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
@@ -264,11 +263,6 @@ struct GgmlWriter {
 }
 
 impl EventWriter for GgmlWriter {
-    fn begin(&mut self, out: &mut String) {
-        // The head of the response goes out before the first token is there.
-        out.push_str(": begun\n\n");
-    }
-
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
             ChatEvent::Prompt(progress, time) => {
@@ -279,11 +273,7 @@ impl EventWriter for GgmlWriter {
                 }
             }
             ChatEvent::More(_, deltas, logprobs) => {
-                let text = deltas.into_iter().filter_map(|delta| match delta {
-                    Delta::Content(text) => Some(text),
-                    _ => None,
-                });
-                let text: String = text.collect();
+                let text = ChoiceAnswer::of(deltas).content;
                 self.parts += 1;
                 self.has_new_line |= text.contains('\n');
                 let mut more = self.part.more(&text, &logprobs);
@@ -300,9 +290,5 @@ impl EventWriter for GgmlWriter {
             *has = self.has_new_line.into();
         }
         stream::data(&last, out);
-    }
-
-    fn problem(&mut self, problem: &Problem, out: &mut String) {
-        stream::data(&problem.body(Dialect::OpenAi), out);
     }
 }

@@ -11,8 +11,8 @@ use super::chat::token_logprob;
 use super::prompts::Prompt;
 use super::request::{go_on, logprobs, max_tokens};
 use crate::chat::{
-    ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
-    arguments_so_far, chat_messages,
+    ChatAnswer, ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools,
+    Usage, arguments_so_far, chat_messages,
 };
 use crate::completion::Generation;
 use crate::fields::Fields;
@@ -258,19 +258,13 @@ struct OllamaForm {
 impl OllamaForm {
     async fn respond(self, mut answers: ChatStream, fields: &Fields<'_>) -> Answer {
         answers.left_out.extend(self.left_out(fields, answers.usage().prompt)?);
-        if fields.get("stream")?.unwrap_or(true) {
-            return Ok(stream::respond(
-                answers,
-                OllamaWriter { form: self, reason: None, call: None },
-            ));
-        }
-        let answer = answers.collect().await?;
-        let usage = answer.usage;
-        let choice = answer.choices.into_iter().next().unwrap_or_default();
-        Ok(json_request::with_left_out(
-            json_request::json(&self.last(&choice, &usage)),
-            &answer.left_out,
-        ))
+        let streams = fields.get("stream")?.unwrap_or(true);
+        let writer = OllamaWriter { form: self, reason: None, call: None };
+        let whole = |writer: OllamaWriter, answer: ChatAnswer| {
+            let choice = answer.choices.into_iter().next().unwrap_or_default();
+            writer.form.last(&choice, &answer.usage)
+        };
+        stream::answer(answers, streams, writer, whole).await
     }
 
     /// What a model that is open already cannot do for a request with a prompt of so many tokens: a

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::chat::{ChatRequest, ChatStream, Tools};
-use crate::completion::{self, Generation};
+use crate::chat::{ChatRequest, ChatStream, Prepared, Tools};
+use crate::completion::Generation;
 use crate::fields::Fields;
 use crate::json_request::JsonRequest;
 use crate::limits::{CHOICES, LOGPROBS};
@@ -11,7 +11,6 @@ use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::sampling;
 use crate::turn::Turn;
-use troika::model::answer::{Format, ReaderOptions};
 
 /// Names by which clients bound thoughts.
 const BUDGETS: &[&str] = &[
@@ -109,11 +108,7 @@ pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
 /// # Errors
 /// The queue is full, or the request cannot be served.
 pub async fn go_on(turn: &Turn, generation: Generation) -> Result<ChatStream, Problem> {
-    let (choices, tokens) = (generation.choices, generation.prompt.len());
-    let answers = completion::start(turn, generation).await?;
-    let format = Format::detect(None);
-    let readers = (0..choices).map(|_| format.reader(ReaderOptions::default())).collect();
-    Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers).of_prompt(tokens))
+    Prepared::plain(generation).start(turn).await
 }
 
 /// Starts the answers.

@@ -7,7 +7,7 @@ use super::responses_input::messages;
 use super::responses_stream::ResponseWriter;
 use crate::chat::Tools;
 use crate::fields::Fields;
-use crate::json_request::{self, JsonRequest};
+use crate::json_request::JsonRequest;
 use crate::problem::Problem;
 use crate::stream;
 
@@ -32,13 +32,5 @@ pub async fn responses(call: JsonRequest) -> Answer {
     let form = ResponseForm::new(&fields, &host.name);
     let streams = fields.flag("stream")?;
     let answers = start(&call, &host, request).await?;
-    if streams {
-        return Ok(stream::respond(answers, ResponseWriter::new(form)));
-    }
-    let answer = answers.collect().await?;
-    let choice = answer.choices.into_iter().next().unwrap_or_default();
-    Ok(json_request::with_left_out(
-        json_request::json(&form.whole(&choice, &answer.usage)),
-        &answer.left_out,
-    ))
+    stream::answer(answers, streams, ResponseWriter::new(form), ResponseWriter::whole).await
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::responses_form::{
     ResponseForm, message_item, reasoning_item, status, text_part, thought_part,
 };
-use crate::chat::{ChatEvent, EndReason, Usage};
+use crate::chat::{ChatAnswer, ChatEvent, EndReason, Usage};
 use crate::ids;
 use crate::problem::Problem;
 use crate::stream::{self, EventWriter};
@@ -48,6 +48,12 @@ impl ResponseWriter {
     pub fn new(form: ResponseForm) -> ResponseWriter {
         let (done, open, reason) = (Vec::new(), None, EndReason::Stop);
         ResponseWriter { form, number: 0, done, open, reason }
+    }
+
+    /// The response as a whole.
+    pub fn whole(self, answer: ChatAnswer) -> Value {
+        let choice = answer.choices.into_iter().next().unwrap_or_default();
+        self.form.whole(&choice, &answer.usage)
     }
 
     fn send(&mut self, kind: &str, mut event: Value, out: &mut String) {
