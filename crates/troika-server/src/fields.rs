@@ -5,9 +5,10 @@ use serde_json::{Map, Value};
 
 use crate::problem::Problem;
 
-/// The fields of a JSON object. A field that is null counts as absent, as clients mean it.
+/// The fields of a JSON object, if it is there. A field that is null counts as absent, as clients
+/// mean it.
 #[derive(Clone, Copy, Debug)]
-pub struct Fields<'a>(&'a Map<String, Value>);
+pub struct Fields<'a>(Option<&'a Map<String, Value>>);
 
 /// Parses a body.
 ///
@@ -31,7 +32,7 @@ pub fn whole(value: &Value) -> Option<i64> {
 impl<'a> Fields<'a> {
     /// The fields of an object.
     pub fn of(map: &'a Map<String, Value>) -> Fields<'a> {
-        Fields(map)
+        Fields(Some(map))
     }
 
     /// The fields of a value that has to be an object; `name` is for the error.
@@ -39,13 +40,21 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// It is none.
     pub fn within(name: &str, value: &'a Value) -> Result<Fields<'a>, Problem> {
-        let map = value.as_object();
-        map.map(Fields).ok_or_else(|| Problem::field(name, format!("{name} has to be an object")))
+        let wrong = || Problem::field(name, format!("{name} has to be an object"));
+        value.as_object().map(Fields::of).ok_or_else(wrong)
+    }
+
+    /// The fields of an object within this one, if it is there.
+    ///
+    /// # Errors
+    /// It is no object.
+    pub fn inner(&self, name: &str) -> Result<Fields<'a>, Problem> {
+        self.value(name).map_or(Ok(Fields(None)), |value| Fields::within(name, value))
     }
 
     /// A field as it is.
     pub fn value(&self, name: &str) -> Option<&'a Value> {
-        self.0.get(name).filter(|v| !v.is_null())
+        self.0?.get(name).filter(|v| !v.is_null())
     }
 
     /// A field of a type.

@@ -69,9 +69,9 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
     Ok(ChatRequest {
         messages,
         tools,
-        constrain: match fields.value("output_config").map(|c| &c["format"]) {
-            Some(format) if !format.is_null() => super::constrain::format(format, "output_config")?,
-            _ => None,
+        constrain: match fields.inner("output_config")?.value("format") {
+            Some(format) => super::constrain::format(format, "output_config")?,
+            None => None,
         },
         params: sampling::params(fields, &host.model)?,
         max_tokens: None,
@@ -81,20 +81,11 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
         fresh: super::request::fresh(fields)?,
         logprobs: None,
         extra,
-        thinking_budget: thinking_budget(fields)?,
+        thinking_budget: fields.inner("thinking")?.get("budget_tokens")?,
         split_reasoning: true,
         whole_calls: true,
         continues,
     })
-}
-
-/// The most tokens of thoughts.
-fn thinking_budget(fields: &Fields<'_>) -> Result<Option<usize>, Problem> {
-    let Some(thinking) = fields.value("thinking") else { return Ok(None) };
-    match thinking["type"].as_str() {
-        Some("disabled") => Ok(Some(0)),
-        _ => Fields::within("thinking", thinking)?.get("budget_tokens"),
-    }
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Tools, Problem> {

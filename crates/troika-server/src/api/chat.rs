@@ -127,10 +127,7 @@ impl AnswerForm {
         host: &InUse,
         logprobs: bool,
     ) -> Result<AnswerForm, Problem> {
-        let with_usage = match fields.value("stream_options") {
-            Some(options) => Fields::within("stream_options", options)?.flag("include_usage")?,
-            None => false,
-        };
+        let with_usage = fields.inner("stream_options")?.flag("include_usage")?;
         let with_progress = fields.flag("return_progress")?;
         let (id, created, host) = (ids::unique(prefix), ids::now(), host.clone());
         Ok(AnswerForm { id, created, logprobs, with_usage, with_progress, host })

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use troika::Request;
 
 use super::Answer;
@@ -192,11 +192,7 @@ fn chat_request(
     messages: Vec<Value>,
     tools: Tools,
 ) -> Result<ChatRequest, Problem> {
-    let empty = Map::new();
-    let options = match fields.value("options") {
-        Some(options) => Fields::within("options", options)?,
-        None => Fields::of(&empty),
-    };
+    let options = fields.inner("options")?;
     let constrain = match fields.value("format") {
         None => None,
         Some(Value::String(name)) if name.is_empty() => None,
@@ -271,11 +267,9 @@ impl OllamaForm {
     /// longer context, or a shorter one that would shorten the prompt; thoughts that it has not.
     fn left_out(&self, fields: &Fields<'_>, prompt: usize) -> Result<Vec<String>, Problem> {
         let mut names = Vec::new();
-        if let Some(options) = fields.value("options") {
-            let wanted: Option<usize> = Fields::within("options", options)?.get("num_ctx")?;
-            if wanted.is_some_and(|n| n > self.host.model.context() || n < prompt) {
-                names.push("options.num_ctx".into());
-            }
+        let wanted: Option<usize> = fields.inner("options")?.get("num_ctx")?;
+        if wanted.is_some_and(|n| n > self.host.model.context() || n < prompt) {
+            names.push("options.num_ctx".into());
         }
         if fields.value("think").is_some_and(|think| *think != false) && !self.host.thinks() {
             names.push("think".into());

@@ -6,7 +6,6 @@ use super::responses_form::ResponseForm;
 use super::responses_input::messages;
 use super::responses_stream::ResponseWriter;
 use crate::chat::Tools;
-use crate::fields::Fields;
 use crate::json_request::JsonRequest;
 use crate::problem::Problem;
 use crate::stream;
@@ -23,11 +22,8 @@ pub async fn responses(call: JsonRequest) -> Answer {
     let messages = messages(&fields, &mut tools.left_out)?;
     let mut request = chat_request(&fields, &host, messages, tools)?;
     request.max_tokens = max_tokens(&fields, &["max_output_tokens"])?;
-    if let Some(text) = fields.value("text") {
-        let format = Fields::within("text", text)?.value("format");
-        if let Some(format) = format {
-            request.constrain = super::constrain::format(format, "text.format")?;
-        }
+    if let Some(format) = fields.inner("text")?.value("format") {
+        request.constrain = super::constrain::format(format, "text.format")?;
     }
     let form = ResponseForm::new(&fields, &host.name);
     let streams = fields.flag("stream")?;

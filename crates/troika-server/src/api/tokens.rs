@@ -8,6 +8,7 @@ use troika::Conversation;
 use troika::model::chat::local_time;
 
 use super::Answer;
+use super::prompts::encode;
 use crate::chat::{Tools, chat_messages, text_bytes};
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
@@ -42,11 +43,7 @@ pub async fn tokenize(call: JsonRequest) -> Answer {
         }
         let text =
             text.ok_or_else(|| Problem::field("content", "content, the text, is missing"))?;
-        let tokenizer = host.model.tokenizer();
-        let none = || Problem::bad("the model has no tokenizer");
-        let special = special.unwrap_or(!by_content);
-        let encoded = tokenizer.ok_or_else(none)?.encode(&text, special, parse_special);
-        encoded.map_err(|e| Problem::bad(e.to_string()))
+        encode(&text, host, special.unwrap_or(!by_content), parse_special)
     };
     let ids = turn.prepare(bytes, tokenize).await?;
     let spelled = |id: &u32| {
