@@ -56,7 +56,6 @@ pub struct Metrics {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     generated_tokens: Counter,
-    read_tokens: Family<OfModel, Counter>,
     /// Bytes of the KV cache in use, kept prefixes included.
     pub kv_used: Family<OfModel, Gauge>,
     /// Bytes of the KV cache that may be in use.
@@ -84,7 +83,6 @@ impl Default for Metrics {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
-            read_tokens: Family::default(),
             kv_used: Family::default(),
             kv_budget: Family::default(),
             pages: Family::default(),
@@ -111,8 +109,6 @@ impl Metrics {
         let hits = "Tokens of prompts whose prefix was cached";
         r.register("prefix_hit_tokens", hits, self.cached_tokens.clone());
         r.register("generated_tokens", "Tokens of answers", self.generated_tokens.clone());
-        let read = "Tokens of prompts that were computed, counted as they are read";
-        r.register("computed_prompt_tokens", read, self.read_tokens.clone());
         let used = "KV cache in use, kept prefixes included";
         r.register_with_unit("kv_cache_used", used, Unit::Bytes, self.kv_used.clone());
         let budget = "KV cache that may be in use";
@@ -136,11 +132,6 @@ impl Metrics {
         if let Some(tpot) = stats.tpot() {
             self.tpot.observe(tpot.as_secs_f64());
         }
-    }
-
-    /// Counts tokens of prompts that were computed.
-    pub fn read(&self, model: &str, tokens: u64) {
-        self.read_tokens.get_or_create(&OfModel { model: model.into() }).inc_by(tokens);
     }
 
     /// Adds a device's computing time.

@@ -402,7 +402,6 @@ impl EngineThread {
         let rate = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
         let counted = (read, self.shared.generated.load(Ordering::Relaxed));
         let before = std::mem::replace(&mut self.counted, counted);
-        self.metrics.read(&self.name, counted.0 - before.0);
         let share = |time: &Duration| (time.as_secs_f64() / seconds.max(1e-9)).min(1.0);
         let hits = self.model.expert_stats().filter(|s| s.chosen > 0);
         let busy = std::mem::take(&mut self.busy);
