@@ -164,11 +164,9 @@ fn begin(
     request.params.seed = request.params.seed.wrapping_add(choice as u64);
     let mask = generation.grammar.as_ref().map(|grammar| grammar.start());
     let thinking = generation.thinking.clone();
-    let constraint = (mask.is_some() || thinking.is_some()).then(|| {
-        let constraint: Box<dyn Constraint> =
-            Box::new(Constrained { mask, thinking, fault: fault.clone() });
-        constraint
-    });
+    let is_held = mask.is_some() || thinking.is_some();
+    let held = Constrained { mask, thinking, fault: fault.clone() };
+    let constraint = is_held.then(|| Box::new(held) as Box<dyn Constraint>);
     Ok(session.start_within(&generation.prompt, &request, constraint)?)
 }
 
@@ -357,7 +355,8 @@ impl Drop for EndsWhenDropped {
 }
 
 /// Computes texts together when it is the client's turn, and adds to `sum` the row that is wanted for
-/// each token, with its text and position.
+/// each token, with its text and position. Where there are several, none has more tokens than are
+/// read at once.
 ///
 /// # Errors
 /// A text is too long, the queue is full, the request's time is over, or the engine fails.
@@ -391,11 +390,9 @@ async fn read<T: Send + 'static>(
                 return Err(troika::Error::Cancelled.into());
             }
             let part = |text: &'_ Vec<u32>| from..text.len().min(from + at_once);
-            let going_on = |(_, (_, text)): &(usize, (&mut Session, &Vec<u32>))| text.len() > from;
-            let all = sessions.iter_mut().zip(&texts).enumerate().filter(going_on);
-            let (places, mut fed): (Vec<usize>, Vec<_>) =
-                all.map(|(i, (session, text))| (i, (session, &text[part(text)]))).unzip();
-            let mut on_row = |i: usize, at, row: &mut [f32]| add(&mut sum, places[i], at, row);
+            let all = sessions.iter_mut().zip(&texts);
+            let mut fed: Vec<_> = all.map(|(session, text)| (session, &text[part(text)])).collect();
+            let mut on_row = |i, at, row: &mut [f32]| add(&mut sum, i, at, row);
             Session::feed_all(&mut fed, wanted, &mut on_row)?;
         }
         Ok(sum)

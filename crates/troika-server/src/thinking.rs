@@ -39,7 +39,7 @@ impl ThinkingBudget {
         let alone = |token: u32| {
             let bit =
                 |word: usize| if word == token as usize / 32 { 1_u32 << (token % 32) } else { 0 };
-            (0..words).map(bit).collect()
+            (0..words).map(bit).collect::<Vec<u32>>()
         };
         let closing: Arc<[Vec<u32>]> = closing.into_iter().map(alone).collect();
         let at = (opened && left == 0 && !closing.is_empty()).then_some(0);

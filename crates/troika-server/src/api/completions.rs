@@ -79,14 +79,12 @@ pub async fn completions(call: JsonRequest) -> Answer {
     while let Some((i, answer)) = answers.next().await {
         let (texts, used) = answer?;
         all.extend(texts.into_iter().enumerate().map(|(j, text)| text.json(i * n + j)));
-        let first = if i == 0 { used.first } else { sum.first };
-        sum = Usage {
-            prompt: sum.prompt + used.prompt,
-            cached: sum.cached + used.cached,
-            completion: sum.completion + used.completion,
-            reasoning: 0,
-            first,
-        };
+        sum.prompt += used.prompt;
+        sum.cached += used.cached;
+        sum.completion += used.completion;
+        if i == 0 {
+            sum.first = used.first;
+        }
     }
     Ok(json_request::json(&form.counted(COMPLETION, all.into(), &sum)))
 }

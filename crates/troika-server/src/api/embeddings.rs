@@ -43,13 +43,11 @@ struct EmbeddingForm {
 
 /// Cuts tokens to the context. A mark of the end stays.
 fn cut(host: &InUse, mut ids: Vec<u32>) -> Vec<u32> {
-    let (context, last) = (host.model.context(), ids.last().copied());
+    let (context, eos) = (host.model.context(), host.model.tokenizer().and_then(Tokenizer::eos));
     if ids.len() > context {
-        ids.truncate(context);
-        let end = host.model.tokenizer().and_then(Tokenizer::eos).filter(|eos| last == Some(*eos));
-        if let Some((id, end)) = ids.last_mut().zip(end) {
-            *id = end;
-        }
+        let end = ids.pop_if(|last| eos == Some(*last));
+        ids.truncate(context - usize::from(end.is_some()));
+        ids.extend(end);
     }
     ids
 }
