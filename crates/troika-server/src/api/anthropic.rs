@@ -25,9 +25,8 @@ pub async fn messages(call: JsonRequest) -> Answer {
     request.max_tokens = Some(fields.need("max_tokens")?);
     let streams = fields.flag("stream")?;
     let answers = super::request::start(&call, &host, request).await?;
-    let form = MessageForm { id: ids::unique("msg_"), model: host.name.clone() };
-    let writer = MessageWriter::new(form, answers.usage().prompt);
-    stream::answer(answers, streams, writer, |writer, answer| writer.form.whole(answer)).await
+    let writer = MessageWriter::new(&host.name, answers.usage().prompt);
+    stream::answer(answers, streams, writer, MessageWriter::whole).await
 }
 
 /// Counts the tokens of messages.
@@ -74,17 +73,15 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
             None => None,
         },
         params: sampling::params(fields, &host.model)?,
-        max_tokens: None,
         stop: fields.texts("stop_sequences")?,
-        ignore_eos: false,
         choices: 1,
         fresh: super::request::fresh(fields)?,
-        logprobs: None,
         extra,
         thinking_budget: fields.inner("thinking")?.get("budget_tokens")?,
         split_reasoning: true,
         whole_calls: true,
         continues,
+        ..ChatRequest::default()
     })
 }
 
@@ -158,11 +155,6 @@ fn add_message(message: &Value, out: &mut Vec<Value>) -> Result<(), Problem> {
     Ok(())
 }
 
-struct MessageForm {
-    id: String,
-    model: String,
-}
-
 fn usage(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.prompt - usage.cached,
@@ -182,20 +174,40 @@ fn end(reason: EndReason, stop_text: Option<&str>) -> (&'static str, Value) {
     }
 }
 
-impl MessageForm {
-    fn message(&self, content: Value) -> Value {
-        json!({
-            "id": self.id,
+fn thinking(text: &str) -> Value {
+    json!({"type": "thinking", "thinking": text, "signature": ""})
+}
+
+/// Writes events.
+struct MessageWriter {
+    /// A message that says nothing as yet.
+    message: Value,
+    prompt_tokens: usize,
+    begun: bool,
+    /// Blocks so far.
+    blocks: usize,
+    /// The type of the block that is being written.
+    open: Option<&'static str>,
+    ended: (&'static str, Value),
+}
+
+impl MessageWriter {
+    fn new(model: &str, prompt_tokens: usize) -> MessageWriter {
+        let message = json!({
+            "id": ids::unique("msg_"),
             "type": "message",
             "role": "assistant",
-            "model": self.model,
-            "content": content,
+            "model": model,
+            "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-        })
+        });
+        let ended = ("end_turn", Value::Null);
+        MessageWriter { message, prompt_tokens, begun: false, blocks: 0, open: None, ended }
     }
 
-    fn whole(&self, answer: ChatAnswer) -> Value {
+    /// The message as a whole.
+    fn whole(self, answer: ChatAnswer) -> Value {
         let used = answer.usage;
         let choice = answer.choices.into_iter().next().unwrap_or_default();
         let mut content = Vec::new();
@@ -210,7 +222,8 @@ impl MessageForm {
             let id = ids::unique("toolu_");
             content.push(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
         }
-        let mut message = self.message(content.into());
+        let mut message = self.message;
+        message["content"] = content.into();
         let reason = choice.reason.unwrap_or(EndReason::Stop);
         let (reason, sequence) = end(reason, choice.stop_text.as_deref());
         message["stop_reason"] = reason.into();
@@ -218,43 +231,13 @@ impl MessageForm {
         message["usage"] = usage(&used);
         message
     }
-}
-
-fn thinking(text: &str) -> Value {
-    json!({"type": "thinking", "thinking": text, "signature": ""})
-}
-
-/// What the block that is being written holds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum BlockKind {
-    Text,
-    Thinking,
-    ToolUse,
-}
-
-/// Writes events.
-struct MessageWriter {
-    form: MessageForm,
-    prompt_tokens: usize,
-    begun: bool,
-    /// Blocks so far.
-    blocks: usize,
-    open: Option<BlockKind>,
-    ended: (&'static str, Value),
-}
-
-impl MessageWriter {
-    fn new(form: MessageForm, prompt_tokens: usize) -> MessageWriter {
-        let ended = ("end_turn", Value::Null);
-        MessageWriter { form, prompt_tokens, begun: false, blocks: 0, open: None, ended }
-    }
 
     /// Writes the beginning once it is known how much of the prompt was cached.
     fn start(&mut self, cached: usize, out: &mut String) {
         if std::mem::replace(&mut self.begun, true) {
             return;
         }
-        let mut message = self.form.message(json!([]));
+        let mut message = self.message.clone();
         let used = Usage { prompt: self.prompt_tokens, cached, ..Usage::default() };
         message["usage"] = usage(&used);
         stream::named("message_start", &json!({"type": "message_start", "message": message}), out);
@@ -270,8 +253,8 @@ impl MessageWriter {
     }
 
     /// Opens a block, unless one of the kind is open that goes on.
-    fn open(&mut self, kind: BlockKind, block: Value, out: &mut String) {
-        if self.open == Some(kind) && kind != BlockKind::ToolUse {
+    fn open(&mut self, kind: &'static str, block: Value, out: &mut String) {
+        if self.open == Some(kind) && kind != "tool_use" {
             return;
         }
         self.close(out);
@@ -294,17 +277,17 @@ impl EventWriter for MessageWriter {
             ChatEvent::Prompt(progress, _) => self.start(progress.cached, out),
             ChatEvent::More(_, deltas, _) => deltas.into_iter().for_each(|delta| match delta {
                 Delta::Content(text) => {
-                    self.open(BlockKind::Text, json!({"type": "text", "text": ""}), out);
+                    self.open("text", json!({"type": "text", "text": ""}), out);
                     self.delta(json!({"type": "text_delta", "text": text}), out);
                 }
                 Delta::Reasoning(text) => {
-                    self.open(BlockKind::Thinking, thinking(""), out);
+                    self.open("thinking", thinking(""), out);
                     self.delta(json!({"type": "thinking_delta", "thinking": text}), out);
                 }
                 Delta::CallStart { name, .. } => {
                     let id = ids::unique("toolu_");
                     let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
-                    self.open(BlockKind::ToolUse, block, out);
+                    self.open("tool_use", block, out);
                 }
                 Delta::CallArguments { json, .. } => {
                     self.delta(json!({"type": "input_json_delta", "partial_json": json}), out);

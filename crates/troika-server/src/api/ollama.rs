@@ -209,18 +209,15 @@ fn chat_request(
         params: sampling::params(&options, &host.model)?,
         max_tokens: max_tokens(&options, &["num_predict"])?,
         stop: options.texts("stop")?,
-        ignore_eos: false,
         choices: 1,
-        fresh: false,
         logprobs: match fields.flag("logprobs")? {
             true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
             false => None,
         },
         extra: super::thinking::variables(fields, host)?,
-        thinking_budget: None,
         split_reasoning: true,
         whole_calls: true,
-        continues: false,
+        ..ChatRequest::default()
     })
 }
 

@@ -23,7 +23,7 @@ use crate::turn::Turn;
 use troika::model::answer::{Format, ReaderOptions};
 
 /// What is asked for, as every interface says it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ChatRequest {
     /// Messages in OpenAI's form, with texts as contents.
     pub messages: Vec<Value>,
