@@ -41,7 +41,7 @@ pub async fn chat(call: JsonRequest) -> Answer {
     let streams = fields.flag("stream")?;
     let choices = request.choices;
     let answers = start(&call, &host, request).await?;
-    let writer = ChatWriter::new(form, choices);
+    let writer = ChatWriter { form, choices };
     stream::answer(answers, streams, writer, |writer, answer| writer.form.whole(&answer)).await
 }
 
@@ -233,41 +233,21 @@ const CHUNK: &str = "chat.completion.chunk";
 struct ChatWriter {
     form: AnswerForm,
     choices: usize,
-    /// What precedes the text in a chunk that holds nothing else.
-    before_text: String,
 }
 
 impl ChatWriter {
-    fn new(form: AnswerForm, choices: usize) -> ChatWriter {
-        // A token of text is by far the most frequent chunk: its frame is made once.
-        let frame = form.object(CHUNK, json!([])).to_string();
-        let before_text = frame.trim_end_matches("]}").to_string();
-        ChatWriter { form, choices, before_text }
-    }
-
     fn chunk(&self, index: usize, delta: Value, logprobs: &[TokenLogprob], out: &mut String) {
-        let logprobs = self.form.logprobs(logprobs);
-        self.write(
-            json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null}),
-            out,
-        );
+        self.write(news(index, delta, self.form.logprobs(logprobs), None), out);
     }
 
     fn write(&self, choice: Value, out: &mut String) {
         stream::data(&self.form.object(CHUNK, json!([choice])), out);
     }
+}
 
-    /// A chunk with text alone.
-    fn text(&self, index: usize, text: &str, out: &mut String) {
-        let text = Value::from(text);
-        out.push_str("data: ");
-        out.push_str(&self.before_text);
-        let index = index.to_string();
-        for part in ["{\"index\":", &index, ",\"delta\":{\"content\":", &text.to_string()] {
-            out.push_str(part);
-        }
-        out.push_str("},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
-    }
+/// What a chunk says of an answer.
+fn news(index: usize, delta: Value, logprobs: Value, reason: Option<&str>) -> Value {
+    json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
 }
 
 /// A delta as OpenAI says it.
@@ -296,30 +276,19 @@ impl EventWriter for ChatWriter {
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
             ChatEvent::Prompt(progress, time) => {
-                let nothing =
-                    json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": null});
+                let nothing = news(0, json!({}), Value::Null, None);
                 self.form.progress((CHUNK, nothing), (progress, time), out);
             }
-            ChatEvent::More(index, deltas, logprobs) => {
-                let mut logprobs = logprobs;
+            ChatEvent::More(index, deltas, mut logprobs) => {
                 if deltas.is_empty() {
                     self.chunk(index, json!({}), &logprobs, out);
                 }
                 for one in deltas {
-                    match one {
-                        Delta::Content(text) if !self.form.logprobs => {
-                            self.text(index, &text, out);
-                        }
-                        one => self.chunk(index, delta(one), &std::mem::take(&mut logprobs), out),
-                    }
+                    self.chunk(index, delta(one), &std::mem::take(&mut logprobs), out);
                 }
             }
             ChatEvent::End(index, reason, _) => {
-                let reason = reason.name();
-                self.write(
-                    json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
-                    out,
-                );
+                self.write(news(index, json!({}), Value::Null, Some(reason.name())), out);
             }
         }
     }
