@@ -31,17 +31,9 @@ const DRAIN_BYTES: usize = 16 << 20;
 /// Reads and drops the body of a request that is refused. Without it, a client that is still sending
 /// does not see the refusal, and its next request meets a closed connection.
 pub async fn read_off(request: Request) {
-    let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
-}
-
-async fn drain(mut body: axum::body::Body) {
-    let mut read = 0;
-    while let Some(Ok(frame)) = body.frame().await {
-        read += frame.data_ref().map_or(0, |data| data.len());
-        if read > DRAIN_BYTES {
-            return;
-        }
-    }
+    let mut body = Limited::new(request.into_body(), DRAIN_BYTES);
+    let drained = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = tokio::time::timeout(DRAIN_TIME, drained).await;
 }
 
 /// A request with the fields of its body.

@@ -188,15 +188,13 @@ impl CompletionText {
     }
 
     fn add(&mut self, host: &InUse, token: u32, logprobs: Option<&Logprobs>) {
-        let text = |id| {
-            let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(id)).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
+        let tokenizer = host.model.tokenizer();
+        let bytes = |id| tokenizer.and_then(|t| t.token_bytes(id)).unwrap_or_default();
+        let text = |id| String::from_utf8_lossy(&bytes(id)).into_owned();
         let spelled = text(token);
         self.offsets.push(self.end);
         // A character in several tokens begins in the first of them.
-        let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(token)).unwrap_or_default();
-        self.end += bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+        self.end += bytes(token).iter().filter(|byte| **byte & 0xc0 != 0x80).count();
         self.tokens.push(spelled.clone().into());
         let Some(logprobs) = logprobs else {
             self.token_logprobs.push(Value::Null);

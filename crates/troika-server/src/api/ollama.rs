@@ -1,5 +1,6 @@
 //! Ollama's `/api/chat` and `/api/generate`.
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::{Duration, Instant};
 
 use axum::response::Response;
@@ -41,8 +42,8 @@ pub async fn chat(call: JsonRequest) -> Answer {
     without_images(messages)?;
     let says = messages.is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
     let form = match begin(&call, Verb::Chat, says).await? {
-        Begun::Answer(form) => form,
-        Begun::Done(response) => return Ok(response),
+        Continue(form) => form,
+        Break(done) => return Ok(done),
     };
     let host = form.host.clone();
     let tools = Tools::read(&fields, "parameters")?;
@@ -56,8 +57,8 @@ pub async fn generate(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let prompt: String = fields.get("prompt")?.unwrap_or_default();
     let form = match begin(&call, Verb::Generate, !prompt.is_empty()).await? {
-        Begun::Answer(form) => form,
-        Begun::Done(response) => return Ok(response),
+        Continue(form) => form,
+        Break(done) => return Ok(done),
     };
     let host = form.host.clone();
     let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
@@ -75,15 +76,13 @@ pub async fn generate(call: JsonRequest) -> Answer {
     form.respond(answers, &fields).await
 }
 
-/// What follows from the head of a request.
-enum Begun {
-    Answer(OllamaForm),
-    Done(Response),
-}
-
 /// Opens the model, and keeps it open for as long as is asked. A request that says nothing does no
 /// more than that, or closes it.
-async fn begin(call: &JsonRequest, verb: Verb, says: bool) -> Result<Begun, Problem> {
+async fn begin(
+    call: &JsonRequest,
+    verb: Verb,
+    says: bool,
+) -> Result<ControlFlow<Response, OllamaForm>, Problem> {
     let asked = Instant::now();
     let fields = call.fields();
     let kept = keep_alive(&fields)?;
@@ -91,16 +90,16 @@ async fn begin(call: &JsonRequest, verb: Verb, says: bool) -> Result<Begun, Prob
         let model: String = fields.need("model")?;
         call.server.models.unload(&model).await;
         let done = object(verb, &model, "", Some("unload"));
-        return Ok(Begun::Done(json_request::json(&done)));
+        return Ok(Break(json_request::json(&done)));
     }
     let host = call.host().await?;
     if let Some(time) = kept {
         host.keep(time);
     }
     if !says {
-        return Ok(Begun::Done(json_request::json(&object(verb, &host.name, "", Some("load")))));
+        return Ok(Break(json_request::json(&object(verb, &host.name, "", Some("load")))));
     }
-    Ok(Begun::Answer(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
+    Ok(Continue(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
 }
 
 /// How long a model is to stay open, as Go writes times: `None` is for ever.
@@ -221,14 +220,9 @@ fn chat_request(
     })
 }
 
-/// The time as RFC 3339 says it.
-fn now() -> String {
-    rfc3339(ids::since_1970())
-}
-
 /// An answer, or the end of one with its reason.
 fn object(verb: Verb, model: &str, text: &str, end: Option<&str>) -> Value {
-    let mut object = json!({"model": model, "created_at": now()});
+    let mut object = json!({"model": model, "created_at": rfc3339(ids::since_1970())});
     match verb {
         Verb::Chat => object["message"] = json!({"role": "assistant", "content": text}),
         Verb::Generate => object["response"] = text.into(),

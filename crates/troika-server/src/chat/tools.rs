@@ -199,20 +199,14 @@ impl Tools {
     /// It is not.
     pub fn checked(self) -> Result<Tools, Problem> {
         let missing = match &self.choice {
-            ToolChoice::Required if self.list.is_empty() => Some("any".to_string()),
+            ToolChoice::Required if self.list.is_empty() => "any".to_string(),
             ToolChoice::Named(name) if !self.list.iter().any(|t| t.name == *name) => {
-                Some(format!("{name:?}"))
+                format!("{name:?}")
             }
-            _ => None,
+            _ => return Ok(self),
         };
-        match missing {
-            Some(name) => {
-                let why =
-                    format!("tool_choice asks for {name} of tools, but that is no function there");
-                Err(Problem::field("tool_choice", why))
-            }
-            None => Ok(self),
-        }
+        let why = format!("tool_choice asks for {missing} of tools, but that is no function there");
+        Err(Problem::field("tool_choice", why))
     }
 
     /// The tool whose schema cannot be honoured, if there is one.
