@@ -103,9 +103,7 @@ async fn embed(call: &JsonRequest, form: EmbeddingForm) -> Result<Embedded, Prob
         let why = format!("dimensions is {kept}; it has to be from 1 to {has}, the model's own");
         return Err(Problem::field("dimensions", why));
     }
-    let given = call.fields().value(name).cloned();
-    let given =
-        given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
+    let given: Value = call.fields().need(name)?;
     let turn = Turn::new(call, &host);
     let lists = turn.prepare(limits::size(&given), move |host| inputs(host, &form, &given)).await?;
     let tokens = lists.iter().map(Vec::len).sum();
