@@ -35,11 +35,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Answers to a prompt.
 #[derive(Clone, Default)]
 pub struct Generation {
-    /// The prompt.
     pub prompt: Vec<u32>,
     /// How to generate. The second answer has the next seed, and so on.
     pub request: Request,
-    /// How many answers.
     pub choices: usize,
     /// What they must follow.
     pub grammar: Option<Arc<Grammar>>,

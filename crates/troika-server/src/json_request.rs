@@ -39,9 +39,7 @@ pub async fn read_off(request: Request) {
 /// A request with the fields of its body.
 pub struct JsonRequest {
     body: Map<String, Value>,
-    /// The server that is asked.
     pub server: Arc<Server>,
-    /// Who asks.
     pub client: Client,
     /// After the body, so that its memory is free when this is dropped.
     _long: Option<LongBody>,
@@ -59,7 +57,6 @@ impl Drop for LongBody {
 }
 
 impl JsonRequest {
-    /// The fields of the body.
     pub fn fields(&self) -> Fields<'_> {
         Fields::of(&self.body)
     }

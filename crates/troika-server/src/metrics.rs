@@ -15,23 +15,19 @@ use troika::Stats;
 /// The model that a figure is of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfModel {
-    /// Its name.
     pub model: String,
 }
 
 /// The device of a model that a figure is of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfDevice {
-    /// The model's name.
     pub model: String,
-    /// The device's name.
     pub device: String,
 }
 
 /// How requests ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfStatus {
-    /// The status code.
     pub code: u16,
 }
 
@@ -45,28 +41,19 @@ pub type Seconds = Counter<f64, AtomicU64>;
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// Requests by status code.
     pub requests: Family<OfStatus, Counter>,
-    /// Requests that wait.
     pub queued: Gauge,
-    /// Answers that are computed.
     pub running: Gauge,
     ttft: Histogram,
     tpot: Histogram,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     generated_tokens: Counter,
-    /// Bytes of the KV cache in use, kept prefixes included.
     pub kv_used: Family<OfModel, Gauge>,
-    /// Bytes of the KV cache that may be in use.
     pub kv_budget: Family<OfModel, Gauge>,
-    /// Pages that sequences hold.
     pub pages: Family<OfModel, Gauge>,
-    /// Open sequences.
     pub sequences: Family<OfModel, Gauge>,
-    /// Seconds that devices computed.
     pub busy: Family<OfDevice, Seconds>,
-    /// The part of the chosen experts that was in memory.
     pub expert_hits: Family<OfModel, Share>,
 }
 

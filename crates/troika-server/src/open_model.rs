@@ -30,7 +30,6 @@ const SPANS: usize = 20_000;
 /// What a model is doing.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Open sequences.
     pub sequences: usize,
     /// Pages of the KV cache.
     pub pages: PageCount,
@@ -71,9 +70,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// An open model. Dropping it ends its thread and closes the model.
 pub struct OpenModel {
-    /// Its name.
     pub name: String,
-    /// The model.
     pub model: Model,
     /// How it writes reasoning and calls of tools.
     pub format: Format,
@@ -160,7 +157,6 @@ impl Watcher {
         recent.spans.iter().skip(from).map(moved).collect()
     }
 
-    /// The model.
     pub fn host(&self) -> &Arc<OpenModel> {
         &self.host
     }

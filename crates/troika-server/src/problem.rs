@@ -9,9 +9,7 @@ use troika::engine::{EngineError, KvError};
 pub enum Dialect {
     /// OpenAI's, and what is Troika's own.
     OpenAi,
-    /// Anthropic's.
     Anthropic,
-    /// Ollama's.
     Ollama,
 }
 
@@ -21,7 +19,6 @@ const LONGEST_NAME: usize = 64;
 /// Why a request is not served, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The status of the answer.
     pub status: StatusCode,
     /// What is wrong, and what to do.
     pub message: String,

@@ -22,7 +22,6 @@ pub struct Record {
     told: Mutex<Told>,
 }
 
-/// What its line tells.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
     /// Method and path, and the status of the answer.
@@ -35,11 +34,9 @@ pub struct Told {
     pub ignored: Vec<String>,
     /// The model that it got.
     pub model: String,
-    /// Tokens of prompts.
     pub prompt: usize,
     /// The part of them that was cached.
     pub cached: usize,
-    /// Tokens of answers.
     tokens: usize,
     /// Why its answers ended, or why there is none, and what was left out.
     pub why: BTreeSet<String>,

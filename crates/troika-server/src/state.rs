@@ -15,9 +15,7 @@ use crate::queue::FairQueue;
 
 /// The server's state.
 pub struct Server {
-    /// How it is set up.
     pub options: ServerOptions,
-    /// The models.
     pub models: Arc<Models>,
     /// Who generates next, or reads a text for its probabilities or its embedding.
     pub queue: FairQueue,
@@ -27,9 +25,7 @@ pub struct Server {
     pub long_texts: FairQueue,
     /// Whose grammar is compiled next.
     pub grammars: FairQueue,
-    /// Figures.
     pub metrics: Arc<Metrics>,
-    /// Open connections.
     pub connections: AtomicUsize,
     /// Tells that the server ends.
     pub closing: watch::Sender<bool>,

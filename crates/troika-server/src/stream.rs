@@ -34,7 +34,6 @@ pub trait EventWriter: Send + 'static {
         out.push_str(": waiting\n\n");
     }
 
-    /// News.
     fn event(&mut self, event: ChatEvent, out: &mut String);
 
     /// What comes last.

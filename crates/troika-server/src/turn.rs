@@ -26,9 +26,7 @@ const COMPILE_AGAIN: u64 = 5;
 /// A request of a client to a model, with the time by which it has to be done.
 #[derive(Clone)]
 pub struct Turn {
-    /// The server.
     pub server: Arc<Server>,
-    /// The model.
     pub host: InUse,
     client: Client,
     by: Instant,

@@ -178,13 +178,11 @@ fn thinking(text: &str) -> Value {
     json!({"type": "thinking", "thinking": text, "signature": ""})
 }
 
-/// Writes events.
 struct MessageWriter {
     /// A message that says nothing as yet.
     message: Value,
     prompt_tokens: usize,
     begun: bool,
-    /// Blocks so far.
     blocks: usize,
     /// The type of the block that is being written.
     open: Option<&'static str>,
@@ -206,7 +204,6 @@ impl MessageWriter {
         MessageWriter { message, prompt_tokens, begun: false, blocks: 0, open: None, ended }
     }
 
-    /// The message as a whole.
     fn whole(self, answer: ChatAnswer) -> Value {
         let used = answer.usage;
         let choice = answer.choices.into_iter().next().unwrap_or_default();

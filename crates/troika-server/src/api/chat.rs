@@ -112,7 +112,6 @@ pub struct AnswerForm {
     with_usage: bool,
     /// Whether a stream tells how far the prompt is read.
     with_progress: bool,
-    /// The model.
     pub host: InUse,
 }
 
@@ -202,7 +201,6 @@ impl AnswerForm {
     }
 }
 
-/// A call of a function.
 fn function_call(name: &str, arguments: &str) -> Value {
     json!({
         "id": ids::unique("call_"),
@@ -229,7 +227,6 @@ fn message(choice: &ChoiceAnswer) -> Value {
 /// The kind of object of a chunk.
 const CHUNK: &str = "chat.completion.chunk";
 
-/// Writes chunks.
 struct ChatWriter {
     form: AnswerForm,
     choices: usize,

@@ -234,7 +234,6 @@ impl CompletionText {
 /// The kind of object of an answer, whole or not.
 const COMPLETION: &str = "text_completion";
 
-/// Writes chunks.
 struct CompletionWriter {
     form: AnswerForm,
     echoed: CompletionText,

@@ -253,10 +253,8 @@ impl OnePart {
     }
 }
 
-/// Writes llama.cpp's chunks.
 struct GgmlWriter {
     part: OnePart,
-    /// Chunks so far.
     parts: usize,
     has_new_line: bool,
     end: End,

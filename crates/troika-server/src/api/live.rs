@@ -160,7 +160,6 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
 /// Which model is asked about.
 #[derive(Deserialize)]
 pub struct OfModel {
-    /// Its name.
     pub model: Option<String>,
 }
 

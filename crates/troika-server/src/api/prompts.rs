@@ -12,9 +12,7 @@ use crate::problem::Problem;
 /// A text to go on with.
 #[derive(Clone, Debug, Default)]
 pub struct Prompt {
-    /// Its tokens.
     pub ids: Vec<u32>,
-    /// Its text.
     pub text: String,
 }
 

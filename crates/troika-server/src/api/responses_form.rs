@@ -15,7 +15,6 @@ pub enum ItemKind {
     Call,
 }
 
-/// An item of a response.
 pub struct Item {
     pub kind: ItemKind,
     pub id: String,
@@ -26,7 +25,6 @@ pub struct Item {
 }
 
 impl Item {
-    /// A new item.
     pub fn new(kind: ItemKind, name: &str, text: &str) -> Item {
         let id = ids::unique(match kind {
             ItemKind::Message => "msg_",
@@ -163,7 +161,6 @@ impl ResponseForm {
         item
     }
 
-    /// The response as a whole.
     pub fn whole(&self, choice: &ChoiceAnswer, usage: &Usage) -> Value {
         let mut items = Vec::new();
         let reason = choice.reason.unwrap_or(EndReason::Stop);

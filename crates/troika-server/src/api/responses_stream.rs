@@ -24,7 +24,6 @@ impl ResponseWriter {
         ResponseWriter { form, number: 0, done, open, reason }
     }
 
-    /// The response as a whole.
     pub fn whole(self, answer: ChatAnswer) -> Value {
         let choice = answer.choices.into_iter().next().unwrap_or_default();
         self.form.whole(&choice, &answer.usage)

@@ -22,7 +22,6 @@ pub enum EndReason {
     Stop,
     /// The number of tokens, or the context.
     Length,
-    /// The model calls tools.
     ToolCalls,
 }
 
@@ -40,16 +39,13 @@ impl EndReason {
 /// A token with its probability, and the probabilities of others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// The token.
     pub token: u32,
-    /// The logarithms of probabilities.
     pub logprobs: Logprobs,
 }
 
 /// Tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Tokens of the prompt.
     pub prompt: usize,
     /// The part of them that was cached.
     pub cached: usize,
@@ -76,7 +72,6 @@ pub enum ChatEvent {
 /// An answer as a whole.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceAnswer {
-    /// Its text.
     pub content: String,
     /// What the model thought before.
     pub reasoning: String,
@@ -84,18 +79,14 @@ pub struct ChoiceAnswer {
     pub calls: Vec<(String, String)>,
     /// Its tokens with their probabilities, if asked for.
     pub logprobs: Vec<TokenLogprob>,
-    /// Why it ended.
     pub reason: Option<EndReason>,
-    /// The stop text that ended it.
     pub stop_text: Option<String>,
 }
 
 /// All answers to a request.
 #[derive(Clone, Debug)]
 pub struct ChatAnswer {
-    /// The answers.
     pub choices: Vec<ChoiceAnswer>,
-    /// Tokens.
     pub usage: Usage,
 }
 

@@ -39,7 +39,6 @@ pub struct ChatRequest {
     pub stop: Vec<String>,
     /// Goes on after the end of text.
     pub ignore_eos: bool,
-    /// How many answers.
     pub choices: usize,
     /// Whether the prompt is computed as a whole, whatever of it is cached.
     pub fresh: bool,
@@ -174,7 +173,6 @@ impl Prepared {
         Prepared { generation, format: Format::detect(None), reader, tools }
     }
 
-    /// Tokens of the prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.generation.prompt.len()
     }

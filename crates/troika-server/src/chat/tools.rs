@@ -13,7 +13,6 @@ use troika::model::answer::{Format, SpecialToken, ToolSpec};
 /// Whether tools are called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// Never.
     None,
     /// If the model wants to.
     #[default]
@@ -27,7 +26,6 @@ pub enum ToolChoice {
 /// The tools of a conversation.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
-    /// The tools.
     pub list: Vec<ToolSpec>,
     /// The tools by their names as templates are given them: with the members that the client sent.
     pub given: BTreeMap<String, Value>,
