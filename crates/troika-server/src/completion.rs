@@ -183,14 +183,10 @@ impl Answering {
     /// Passes on an answer as it grows. The other answers begin when the prompt is computed, from
     /// its pages.
     async fn drive(self, mut session: Session, choice: usize) {
-        let ended = self.follow(&mut session, choice).await;
-        let Some(ended) = ended else { return };
-        let told = match ended.and_then(|()| self.end(&mut session, choice)) {
-            Ok(end) => end,
-            Err(problem) => Progress::Failed(problem),
-        };
+        let Some(ended) = self.follow(&mut session, choice).await else { return };
+        let told = ended.and_then(|()| self.end(&mut session, choice));
         // The client may be gone.
-        let _ = self.tell.send(told);
+        let _ = self.tell.send(told.unwrap_or_else(Progress::Failed));
     }
 
     /// Passes on tokens until the end; `None` when the client is gone, or was told of a failure.

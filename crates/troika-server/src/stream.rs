@@ -5,8 +5,8 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use futures_util::FutureExt;
-use futures_util::stream::unfold;
+use futures_util::stream::{iter, unfold};
+use futures_util::{FutureExt, StreamExt};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -60,13 +60,6 @@ pub fn named(name: &str, value: &Value, out: &mut String) {
     data(value, out);
 }
 
-/// What remains of a response.
-enum Remaining<W> {
-    All(ChatStream, W),
-    News(ChatStream, W),
-    Nothing,
-}
-
 /// A response that grows with the answers, or one made of them as a whole when they are complete.
 ///
 /// # Errors
@@ -86,30 +79,28 @@ pub async fn answer<W: EventWriter>(
 }
 
 /// A response that grows with the answers. If the client goes, they are cancelled.
-pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
+pub fn respond<W: EventWriter>(stream: ChatStream, mut writer: W) -> Response {
     let left_out = stream.left_out.clone();
-    let chunks = unfold(Remaining::All(stream, writer), |remaining| async {
+    let mut begun = String::new();
+    writer.begin(&mut begun);
+    let news = unfold(Some((stream, writer)), |remaining| async move {
+        let (stream, writer) = remaining?;
         let mut out = String::new();
-        let remaining = match remaining {
-            Remaining::All(stream, mut writer) => {
-                writer.begin(&mut out);
-                Remaining::News(stream, writer)
-            }
-            Remaining::News(stream, writer) => next(stream, writer, &mut out).await,
-            Remaining::Nothing => return None,
-        };
-        Some((Ok::<Bytes, std::convert::Infallible>(escaped(out).into()), remaining))
+        let remaining = next(stream, writer, &mut out).await;
+        Some((out, remaining))
     });
+    let chunk = |out: String| Ok::<Bytes, std::convert::Infallible>(escaped(out).into());
+    let chunks = iter([begun]).chain(news).map(chunk);
     let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
     json_request::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
 }
 
-/// Waits for news, and writes all that is there.
+/// Waits for news, and writes all that is there. Returns what writes the rest, if there is any.
 async fn next<W: EventWriter>(
     mut stream: ChatStream,
     mut writer: W,
     out: &mut String,
-) -> Remaining<W> {
+) -> Option<(ChatStream, W)> {
     let silent_until = Instant::now() + SILENCE;
     // An empty chunk would end the response.
     while out.is_empty() {
@@ -123,12 +114,12 @@ async fn next<W: EventWriter>(
                 Some(Err(problem)) => {
                     stream.record.problem(&problem);
                     writer.problem(&problem, out);
-                    return Remaining::Nothing;
+                    return None;
                 }
                 None => {
                     stream.record.note(|told| told.whole = true);
                     writer.end(&stream.usage(), out);
-                    return Remaining::Nothing;
+                    return None;
                 }
             }
             match stream.next().now_or_never() {
@@ -137,5 +128,5 @@ async fn next<W: EventWriter>(
             }
         }
     }
-    Remaining::News(stream, writer)
+    Some((stream, writer))
 }

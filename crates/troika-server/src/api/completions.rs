@@ -9,8 +9,8 @@ use troika::engine::sample::Logprobs;
 use super::Answer;
 use super::chat::{AnswerForm, finite};
 use super::prompts::{Prompt, prompts};
-use super::request::{choices, fresh, go_on, logprobs, max_tokens};
-use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
+use super::request::{choices, fresh, logprobs, max_tokens};
+use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, Prepared, TokenLogprob, Usage};
 use crate::completion::{Generation, prompt_logprobs};
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
@@ -119,7 +119,8 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
 
 /// Starts the answers to a prompt.
 async fn begin(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<ChatStream, Problem> {
-    go_on(turn, Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() }).await
+    let generation = Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() };
+    Prepared::plain(generation).start(turn).await
 }
 
 /// The prompt as a part of the answer, if that is asked for.

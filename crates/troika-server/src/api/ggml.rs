@@ -14,8 +14,8 @@ use troika::model::tokenizer::{Infill, TokenizerError};
 use super::Answer;
 use super::chat::{prompt_progress, timings, token_logprob};
 use super::prompts::{Prompt, fim, prompts};
-use super::request::{choices, fresh, go_on, logprobs, max_tokens};
-use crate::chat::{ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Usage};
+use super::request::{choices, fresh, logprobs, max_tokens};
+use crate::chat::{ChatEvent, ChoiceAnswer, EndReason, Prepared, TokenLogprob, Usage};
 use crate::completion::Generation;
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
@@ -108,7 +108,7 @@ async fn answer(turn: &Turn, fields: &Fields<'_>, prompts: Vec<Prompt>) -> Answe
             let why = "a stream is of one prompt and one answer; send several requests";
             return Err(Problem::field("stream", why));
         };
-        let answers = go_on(turn, part.generation()).await?;
+        let answers = Prepared::plain(part.generation()).start(turn).await?;
         let (parts, has_new_line, end) = (0, false, (None, None));
         return Ok(stream::respond(answers, GgmlWriter { part, parts, has_new_line, end }));
     }
@@ -190,7 +190,7 @@ impl OnePart {
     }
 
     async fn whole(&self, turn: Turn) -> Result<Value, Problem> {
-        let answer = go_on(&turn, self.generation()).await?.collect().await?;
+        let answer = Prepared::plain(self.generation()).start(&turn).await?.collect().await?;
         let choice = answer.choices.into_iter().next().unwrap_or_default();
         let end = (choice.reason, choice.stop_text);
         Ok(self.last(&choice.content, &choice.logprobs, end, &answer.usage))

@@ -10,10 +10,10 @@ use troika::Request;
 use super::Answer;
 use super::chat::token_logprob;
 use super::prompts::Prompt;
-use super::request::{go_on, logprobs, max_tokens};
+use super::request::{logprobs, max_tokens};
 use crate::chat::{
-    ChatAnswer, ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools,
-    Usage, arguments_so_far, chat_messages,
+    ChatAnswer, ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, Prepared,
+    TokenLogprob, Tools, Usage, arguments_so_far, chat_messages,
 };
 use crate::completion::Generation;
 use crate::fields::Fields;
@@ -170,7 +170,8 @@ async fn raw(
     let max_tokens = call.server.options.max_tokens.into_iter().chain(request.max_tokens).min();
     let request =
         Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
-    go_on(&turn, Generation { prompt, request, choices: 1, grammar, ..Generation::default() }).await
+    let generation = Generation { prompt, request, choices: 1, grammar, ..Generation::default() };
+    Prepared::plain(generation).start(&turn).await
 }
 
 /// Refuses messages with pictures, in Ollama's words.

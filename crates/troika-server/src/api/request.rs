@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use crate::chat::{ChatRequest, ChatStream, Prepared, Tools};
-use crate::completion::Generation;
+use crate::chat::{ChatRequest, ChatStream, Tools};
 use crate::fields::Fields;
 use crate::json_request::JsonRequest;
 use crate::limits::{CHOICES, LOGPROBS};
@@ -101,14 +100,6 @@ pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
         return Ok(n);
     }
     Err(Problem::field(name, format!("{name} is {n}; it has to be from 0 to {LOGPROBS}")))
-}
-
-/// Starts the answers to a prompt; their text is passed on as it is.
-///
-/// # Errors
-/// The queue is full, or the request cannot be served.
-pub async fn go_on(turn: &Turn, generation: Generation) -> Result<ChatStream, Problem> {
-    Prepared::plain(generation).start(turn).await
 }
 
 /// Starts the answers.
