@@ -292,9 +292,6 @@ async fn failed(failure: &mut tokio::sync::watch::Receiver<Option<String>>) -> S
 
 /// The probabilities of a prompt's tokens after the first, each with the probabilities of the `top`
 /// most likely tokens.
-///
-/// # Errors
-/// Those of [`read`].
 pub async fn prompt_logprobs(
     turn: &Turn,
     prompt: &[u32],
@@ -311,9 +308,6 @@ pub async fn prompt_logprobs(
 }
 
 /// The embeddings of texts that are read together, as the model pools them.
-///
-/// # Errors
-/// Those of [`read`].
 pub async fn embeddings(
     turn: Turn,
     texts: Vec<Vec<u32>>,

@@ -62,17 +62,11 @@ impl JsonRequest {
     }
 
     /// The name of the model, if it gives one.
-    ///
-    /// # Errors
-    /// It is not text.
     pub fn model(&self) -> Result<Option<String>, Problem> {
         Ok(self.fields().get::<String>("model")?.filter(|name| !name.is_empty()))
     }
 
     /// The model, opened if need be.
-    ///
-    /// # Errors
-    /// Those of [`crate::models::Models::get`].
     pub async fn host(&self) -> Result<InUse, Problem> {
         self.server.models.get(self.model()?.as_deref()).await
     }

@@ -230,10 +230,8 @@ impl OpenModel {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// A grammar for the model's vocabulary. `place` is held as long as anything is compiled.
-    ///
-    /// # Errors
-    /// It cannot be honoured.
+    /// A grammar for the model's vocabulary, if it can be honoured. `place` is held as long as
+    /// anything is compiled.
     pub fn compile(
         &self,
         constrain: &Constrain,

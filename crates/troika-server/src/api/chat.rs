@@ -117,9 +117,6 @@ pub struct AnswerForm {
 
 impl AnswerForm {
     /// The form of an answer whose name begins with `prefix`.
-    ///
-    /// # Errors
-    /// `stream_options` of another form.
     pub fn new(
         prefix: &str,
         fields: &Fields<'_>,

@@ -45,10 +45,7 @@ fn schema(fields: &Fields<'_>, name: &str) -> Option<Constrain> {
     Some(Constrain::JsonSchema(parsed.unwrap_or_else(|| value.clone())))
 }
 
-/// A format of the chat interface, or of the responses interface, where the schema is outside.
-///
-/// # Errors
-/// A format that is not known.
+/// A known format of the chat interface, or of the responses one, where the schema is outside.
 pub fn format(format: &Value, name: &str) -> Result<Option<Constrain>, Problem> {
     let wrong = |why: String| Problem::field(name, format!("{name}: {why}"));
     match format["type"].as_str() {

@@ -103,9 +103,6 @@ async fn begin(
 }
 
 /// How long a model is to stay open, as Go writes times: `None` is for ever.
-///
-/// # Errors
-/// It is no time.
 pub fn keep_alive(fields: &Fields<'_>) -> Result<Option<Option<Duration>>, Problem> {
     let seconds = match fields.value("keep_alive") {
         None => return Ok(None),

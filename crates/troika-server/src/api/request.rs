@@ -72,17 +72,11 @@ pub fn max_tokens(fields: &Fields<'_>, names: &[&str]) -> Result<Option<usize>, 
 
 /// Whether the prompt is computed as a whole, whatever of it is cached: llama.cpp's `cache_prompt`
 /// says no.
-///
-/// # Errors
-/// It is neither true nor false.
 pub fn fresh(fields: &Fields<'_>) -> Result<bool, Problem> {
     Ok(fields.get("cache_prompt")? == Some(false))
 }
 
-/// How many answers.
-///
-/// # Errors
-/// None, or too many.
+/// How many answers, unless there are none or too many.
 pub fn choices(fields: &Fields<'_>) -> Result<usize, Problem> {
     let n = fields.get("n")?.unwrap_or(1);
     if (1..=CHOICES).contains(&n) {
@@ -91,10 +85,7 @@ pub fn choices(fields: &Fields<'_>) -> Result<usize, Problem> {
     Err(Problem::field("n", format!("n is {n}; it has to be from 1 to {CHOICES}")))
 }
 
-/// Checks how many tokens' probabilities are asked for.
-///
-/// # Errors
-/// Too many.
+/// How many tokens' probabilities are asked for, unless they are too many.
 pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
     if n <= LOGPROBS {
         return Ok(n);

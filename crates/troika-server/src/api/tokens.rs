@@ -71,9 +71,6 @@ pub async fn detokenize(call: JsonRequest) -> Answer {
 }
 
 /// Checks that a model knows token ids.
-///
-/// # Errors
-/// It does not.
 pub fn check_ids(name: &str, ids: &[u32], host: &InUse) -> Result<(), Problem> {
     let vocab = host.model.spec().vocab;
     match ids.iter().find(|id| **id as usize >= vocab) {

@@ -273,10 +273,7 @@ impl ChatStream {
         self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));
     }
 
-    /// Waits for all answers.
-    ///
-    /// # Errors
-    /// One of them failed.
+    /// Waits for all answers, or until one of them fails.
     pub async fn collect(mut self) -> Result<ChatAnswer, Problem> {
         let mut choices = vec![ChoiceAnswer::default(); self.choices.len()];
         while let Some(event) = self.next().await {

@@ -38,10 +38,7 @@ fn wrong(why: &str) -> Problem {
     Problem::field("messages", format!("messages{why}"))
 }
 
-/// A user's content: several texts stay parts, for templates that write something between them.
-///
-/// # Errors
-/// A part other than text.
+/// A user's content of texts: several stay parts, for templates that write something between them.
 pub fn content_of(content: &Value) -> Result<Value, Problem> {
     match content.as_array().filter(|parts| parts.len() > 1) {
         Some(parts) => parts.iter().map(|part| Ok(text_part(&text_of(&json!([part]))?))).collect(),

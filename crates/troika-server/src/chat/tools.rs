@@ -192,9 +192,6 @@ impl Tools {
     }
 
     /// Checks that what has to be called is there.
-    ///
-    /// # Errors
-    /// It is not.
     pub fn checked(self) -> Result<Tools, Problem> {
         let missing = match &self.choice {
             ToolChoice::Required if self.list.is_empty() => "any".to_string(),
