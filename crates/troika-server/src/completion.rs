@@ -35,11 +35,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Answers to a prompt.
 #[derive(Clone, Default)]
 pub struct Generation {
-    /// The prompt.
     pub prompt: Vec<u32>,
     /// How to generate. The second answer has the next seed, and so on.
     pub request: Request,
-    /// How many answers.
     pub choices: usize,
     /// What they must follow.
     pub grammar: Option<Arc<Grammar>>,
@@ -164,11 +162,9 @@ fn begin(
     request.params.seed = request.params.seed.wrapping_add(choice as u64);
     let mask = generation.grammar.as_ref().map(|grammar| grammar.start());
     let thinking = generation.thinking.clone();
-    let constraint = (mask.is_some() || thinking.is_some()).then(|| {
-        let constraint: Box<dyn Constraint> =
-            Box::new(Constrained { mask, thinking, fault: fault.clone() });
-        constraint
-    });
+    let is_held = mask.is_some() || thinking.is_some();
+    let held = Constrained { mask, thinking, fault: fault.clone() };
+    let constraint = is_held.then(|| Box::new(held) as Box<dyn Constraint>);
     Ok(session.start_within(&generation.prompt, &request, constraint)?)
 }
 
@@ -187,14 +183,10 @@ impl Answering {
     /// Passes on an answer as it grows. The other answers begin when the prompt is computed, from
     /// its pages.
     async fn drive(self, mut session: Session, choice: usize) {
-        let ended = self.follow(&mut session, choice).await;
-        let Some(ended) = ended else { return };
-        let told = match ended.and_then(|()| self.end(&mut session, choice)) {
-            Ok(end) => end,
-            Err(problem) => Progress::Failed(problem),
-        };
+        let Some(ended) = self.follow(&mut session, choice).await else { return };
+        let told = ended.and_then(|()| self.end(&mut session, choice));
         // The client may be gone.
-        let _ = self.tell.send(told);
+        let _ = self.tell.send(told.unwrap_or_else(Progress::Failed));
     }
 
     /// Passes on tokens until the end; `None` when the client is gone, or was told of a failure.
@@ -300,9 +292,6 @@ async fn failed(failure: &mut tokio::sync::watch::Receiver<Option<String>>) -> S
 
 /// The probabilities of a prompt's tokens after the first, each with the probabilities of the `top`
 /// most likely tokens.
-///
-/// # Errors
-/// Those of [`read`].
 pub async fn prompt_logprobs(
     turn: &Turn,
     prompt: &[u32],
@@ -319,9 +308,6 @@ pub async fn prompt_logprobs(
 }
 
 /// The embeddings of texts that are read together, as the model pools them.
-///
-/// # Errors
-/// Those of [`read`].
 pub async fn embeddings(
     turn: Turn,
     texts: Vec<Vec<u32>>,
@@ -357,7 +343,8 @@ impl Drop for EndsWhenDropped {
 }
 
 /// Computes texts together when it is the client's turn, and adds to `sum` the row that is wanted for
-/// each token, with its text and position.
+/// each token, with its text and position. Where there are several, none has more tokens than are
+/// read at once.
 ///
 /// # Errors
 /// A text is too long, the queue is full, the request's time is over, or the engine fails.
@@ -391,11 +378,9 @@ async fn read<T: Send + 'static>(
                 return Err(troika::Error::Cancelled.into());
             }
             let part = |text: &'_ Vec<u32>| from..text.len().min(from + at_once);
-            let going_on = |(_, (_, text)): &(usize, (&mut Session, &Vec<u32>))| text.len() > from;
-            let all = sessions.iter_mut().zip(&texts).enumerate().filter(going_on);
-            let (places, mut fed): (Vec<usize>, Vec<_>) =
-                all.map(|(i, (session, text))| (i, (session, &text[part(text)]))).unzip();
-            let mut on_row = |i: usize, at, row: &mut [f32]| add(&mut sum, places[i], at, row);
+            let all = sessions.iter_mut().zip(&texts);
+            let mut fed: Vec<_> = all.map(|(session, text)| (session, &text[part(text)])).collect();
+            let mut on_row = |i, at, row: &mut [f32]| add(&mut sum, i, at, row);
             Session::feed_all(&mut fed, wanted, &mut on_row)?;
         }
         Ok(sum)

@@ -5,14 +5,12 @@ use serde_json::{Map, Value};
 
 use crate::problem::Problem;
 
-/// The fields of a JSON object. A field that is null counts as absent, as clients mean it.
+/// The fields of a JSON object, if it is there. A field that is null counts as absent, as clients
+/// mean it.
 #[derive(Clone, Copy, Debug)]
-pub struct Fields<'a>(&'a Map<String, Value>);
+pub struct Fields<'a>(Option<&'a Map<String, Value>>);
 
-/// Parses a body.
-///
-/// # Errors
-/// It is not a JSON object.
+/// Parses a body, which has to be a JSON object.
 pub fn parse(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(map)) => Ok(map),
@@ -31,27 +29,26 @@ pub fn whole(value: &Value) -> Option<i64> {
 impl<'a> Fields<'a> {
     /// The fields of an object.
     pub fn of(map: &'a Map<String, Value>) -> Fields<'a> {
-        Fields(map)
+        Fields(Some(map))
     }
 
     /// The fields of a value that has to be an object; `name` is for the error.
-    ///
-    /// # Errors
-    /// It is none.
     pub fn within(name: &str, value: &'a Value) -> Result<Fields<'a>, Problem> {
-        let map = value.as_object();
-        map.map(Fields).ok_or_else(|| Problem::field(name, format!("{name} has to be an object")))
+        let wrong = || Problem::field(name, format!("{name} has to be an object"));
+        value.as_object().map(Fields::of).ok_or_else(wrong)
+    }
+
+    /// The fields of an object within this one, if it is there. It has to be one.
+    pub fn inner(&self, name: &str) -> Result<Fields<'a>, Problem> {
+        self.value(name).map_or(Ok(Fields(None)), |value| Fields::within(name, value))
     }
 
     /// A field as it is.
     pub fn value(&self, name: &str) -> Option<&'a Value> {
-        self.0.get(name).filter(|v| !v.is_null())
+        self.0?.get(name).filter(|v| !v.is_null())
     }
 
-    /// A field of a type.
-    ///
-    /// # Errors
-    /// It is of another type.
+    /// A field that has to be of a type, if it is there.
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Problem> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let read = serde_json::from_value(value.clone());
@@ -66,27 +63,18 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// A field that has to be there.
-    ///
-    /// # Errors
-    /// It is missing, or of another type.
+    /// A field that has to be there, and of a type.
     pub fn need<T: DeserializeOwned>(&self, name: &str) -> Result<T, Problem> {
         let missing = || Problem::field(name, format!("the field {name} is missing"));
         self.get(name)?.ok_or_else(missing)
     }
 
-    /// A field that says yes or no; absent: no.
-    ///
-    /// # Errors
-    /// It is of another type.
+    /// A field that has to be true or false; absent: false.
     pub fn flag(&self, name: &str) -> Result<bool, Problem> {
         Ok(self.get(name)?.unwrap_or(false))
     }
 
-    /// A list of texts, or one.
-    ///
-    /// # Errors
-    /// It is of another type.
+    /// A field that has to be a text or a list of texts; absent: none.
     pub fn texts(&self, name: &str) -> Result<Vec<String>, Problem> {
         let Some(value) = self.value(name) else { return Ok(Vec::new()) };
         let text = |v: &Value| v.as_str().map(str::to_string);

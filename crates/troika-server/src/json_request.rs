@@ -13,6 +13,7 @@ use hyper::body::Body;
 use serde_json::{Map, Value};
 
 use crate::fields::{self, Fields};
+use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::queue::Client;
 use crate::record::Record;
@@ -30,31 +31,21 @@ const DRAIN_BYTES: usize = 16 << 20;
 /// Reads and drops the body of a request that is refused. Without it, a client that is still sending
 /// does not see the refusal, and its next request meets a closed connection.
 pub async fn read_off(request: Request) {
-    let _ = tokio::time::timeout(DRAIN_TIME, drain(request.into_body())).await;
-}
-
-async fn drain(mut body: axum::body::Body) {
-    let mut read = 0;
-    while let Some(Ok(frame)) = body.frame().await {
-        read += frame.data_ref().map_or(0, |data| data.len());
-        if read > DRAIN_BYTES {
-            return;
-        }
-    }
+    let mut body = Limited::new(request.into_body(), DRAIN_BYTES);
+    let drained = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = tokio::time::timeout(DRAIN_TIME, drained).await;
 }
 
 /// A request with the fields of its body.
-#[derive(Debug)]
 pub struct JsonRequest {
     body: Map<String, Value>,
-    /// Who asks.
+    pub server: Arc<Server>,
     pub client: Client,
     /// After the body, so that its memory is free when this is dropped.
     _long: Option<LongBody>,
 }
 
 /// Is dropped with a long body: what its texts took in the heap goes back to the system.
-#[derive(Debug)]
 struct LongBody;
 
 impl Drop for LongBody {
@@ -66,17 +57,18 @@ impl Drop for LongBody {
 }
 
 impl JsonRequest {
-    /// The fields of the body.
     pub fn fields(&self) -> Fields<'_> {
         Fields::of(&self.body)
     }
 
     /// The name of the model, if it gives one.
-    ///
-    /// # Errors
-    /// It is not text.
     pub fn model(&self) -> Result<Option<String>, Problem> {
         Ok(self.fields().get::<String>("model")?.filter(|name| !name.is_empty()))
+    }
+
+    /// The model, opened if need be.
+    pub async fn host(&self) -> Result<InUse, Problem> {
+        self.server.models.get(self.model()?.as_deref()).await
     }
 }
 
@@ -134,7 +126,7 @@ impl FromRequest<Arc<Server>> for JsonRequest {
         let parsed = if bytes > apart_from { apart(parse).await? } else { parse()? };
         let (body, unknown, _long) = parsed;
         Record::current().note(|told| told.ignored = unknown);
-        Ok(JsonRequest { body, client, _long })
+        Ok(JsonRequest { body, server: server.clone(), client, _long })
     }
 }
 

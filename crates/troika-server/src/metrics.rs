@@ -15,23 +15,19 @@ use troika::Stats;
 /// The model that a figure is of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfModel {
-    /// Its name.
     pub model: String,
 }
 
 /// The device of a model that a figure is of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfDevice {
-    /// The model's name.
     pub model: String,
-    /// The device's name.
     pub device: String,
 }
 
 /// How requests ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfStatus {
-    /// The status code.
     pub code: u16,
 }
 
@@ -45,29 +41,19 @@ pub type Seconds = Counter<f64, AtomicU64>;
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// Requests by status code.
     pub requests: Family<OfStatus, Counter>,
-    /// Requests that wait.
     pub queued: Gauge,
-    /// Answers that are computed.
     pub running: Gauge,
     ttft: Histogram,
     tpot: Histogram,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     generated_tokens: Counter,
-    read_tokens: Family<OfModel, Counter>,
-    /// Bytes of the KV cache in use, kept prefixes included.
     pub kv_used: Family<OfModel, Gauge>,
-    /// Bytes of the KV cache that may be in use.
     pub kv_budget: Family<OfModel, Gauge>,
-    /// Pages that sequences hold.
     pub pages: Family<OfModel, Gauge>,
-    /// Open sequences.
     pub sequences: Family<OfModel, Gauge>,
-    /// Seconds that devices computed.
     pub busy: Family<OfDevice, Seconds>,
-    /// The part of the chosen experts that was in memory.
     pub expert_hits: Family<OfModel, Share>,
 }
 
@@ -84,7 +70,6 @@ impl Default for Metrics {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
-            read_tokens: Family::default(),
             kv_used: Family::default(),
             kv_budget: Family::default(),
             pages: Family::default(),
@@ -111,8 +96,6 @@ impl Metrics {
         let hits = "Tokens of prompts whose prefix was cached";
         r.register("prefix_hit_tokens", hits, self.cached_tokens.clone());
         r.register("generated_tokens", "Tokens of answers", self.generated_tokens.clone());
-        let read = "Tokens of prompts that were computed, counted as they are read";
-        r.register("computed_prompt_tokens", read, self.read_tokens.clone());
         let used = "KV cache in use, kept prefixes included";
         r.register_with_unit("kv_cache_used", used, Unit::Bytes, self.kv_used.clone());
         let budget = "KV cache that may be in use";
@@ -136,11 +119,6 @@ impl Metrics {
         if let Some(tpot) = stats.tpot() {
             self.tpot.observe(tpot.as_secs_f64());
         }
-    }
-
-    /// Counts tokens of prompts that were computed.
-    pub fn read(&self, model: &str, tokens: u64) {
-        self.read_tokens.get_or_create(&OfModel { model: model.into() }).inc_by(tokens);
     }
 
     /// Adds a device's computing time.

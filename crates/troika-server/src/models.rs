@@ -21,12 +21,9 @@ const ROOM_EVERY: Duration = Duration::from_millis(20);
 /// What is known of a model on offer.
 #[derive(Clone, Default)]
 pub enum ModelState {
-    /// Not open.
     #[default]
     Closed,
-    /// Being opened.
     Loading,
-    /// Open.
     Open(Arc<OpenModel>),
     /// It could not be opened, or its engine failed. The next request tries to open it.
     Failed(String),
@@ -85,15 +82,11 @@ impl OfferedModel {
 
 /// A model on offer, for a list.
 pub struct ListedModel {
-    /// Its name.
     pub name: String,
-    /// All its names.
     pub names: Vec<String>,
-    /// Bytes of its files.
     pub bytes: u64,
     /// When they were changed, since 1970.
     pub modified: Duration,
-    /// What it is doing.
     pub state: ModelState,
 }
 

@@ -30,7 +30,6 @@ const SPANS: usize = 20_000;
 /// What a model is doing.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Open sequences.
     pub sequences: usize,
     /// Pages of the KV cache.
     pub pages: PageCount,
@@ -71,9 +70,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// An open model. Dropping it ends its thread and closes the model.
 pub struct OpenModel {
-    /// Its name.
     pub name: String,
-    /// The model.
     pub model: Model,
     /// How it writes reasoning and calls of tools.
     pub format: Format,
@@ -160,7 +157,6 @@ impl Watcher {
         recent.spans.iter().skip(from).map(moved).collect()
     }
 
-    /// The model.
     pub fn host(&self) -> &Arc<OpenModel> {
         &self.host
     }
@@ -234,10 +230,8 @@ impl OpenModel {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// A grammar for the model's vocabulary. `place` is held as long as anything is compiled.
-    ///
-    /// # Errors
-    /// It cannot be honoured.
+    /// A grammar for the model's vocabulary, if it can be honoured. `place` is held as long as
+    /// anything is compiled.
     pub fn compile(
         &self,
         constrain: &Constrain,
@@ -402,7 +396,6 @@ impl EngineThread {
         let rate = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
         let counted = (read, self.shared.generated.load(Ordering::Relaxed));
         let before = std::mem::replace(&mut self.counted, counted);
-        self.metrics.read(&self.name, counted.0 - before.0);
         let share = |time: &Duration| (time.as_secs_f64() / seconds.max(1e-9)).min(1.0);
         let hits = self.model.expert_stats().filter(|s| s.chosen > 0);
         let busy = std::mem::take(&mut self.busy);

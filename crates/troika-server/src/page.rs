@@ -16,7 +16,6 @@ const IMAGE: &str = "image/svg+xml";
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A file of the page.
 #[derive(Debug)]
 struct PageFile {
     path: &'static str,
@@ -66,7 +65,6 @@ pub fn is_page(path: &str) -> bool {
     path == "/" || FILES.iter().any(|file| file.path == path)
 }
 
-/// The routes of the page.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let mut routes = Router::new();
     for file in FILES {

@@ -9,28 +9,16 @@ use troika::engine::{EngineError, KvError};
 pub enum Dialect {
     /// OpenAI's, and what is Troika's own.
     OpenAi,
-    /// Anthropic's.
     Anthropic,
-    /// Ollama's.
     Ollama,
 }
 
 /// The longest text in a sentence that the log takes for a name.
 const LONGEST_NAME: usize = 64;
 
-/// How long a prompt is that is too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLong {
-    /// Its tokens, or the least that it can have.
-    pub tokens: usize,
-    /// The most that there may be.
-    pub most: usize,
-}
-
 /// Why a request is not served, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The status of the answer.
     pub status: StatusCode,
     /// What is wrong, and what to do.
     pub message: String,
@@ -42,8 +30,9 @@ pub struct Problem {
     pub retry_after: Option<u64>,
     /// What the log says instead, where the sentence quotes what was asked.
     pub private: Option<String>,
-    /// How long a prompt is that is too long.
-    pub too_long: Option<Box<TooLong>>,
+    /// The tokens of a prompt that is too long, or the least that it can have, and the most that
+    /// there may be.
+    pub too_long: Option<Box<(usize, usize)>>,
 }
 
 impl Problem {
@@ -91,10 +80,10 @@ impl Problem {
     fn words(&self, dialect: Dialect) -> String {
         let message = &self.message;
         match (self.too_long.as_deref(), dialect) {
-            (Some(TooLong { tokens, most }), Dialect::Anthropic) => {
+            (Some((tokens, most)), Dialect::Anthropic) => {
                 format!("prompt is too long: {tokens} tokens > {most} maximum; {message}")
             }
-            (Some(TooLong { tokens, most }), Dialect::OpenAi) => format!(
+            (Some((tokens, most)), Dialect::OpenAi) => format!(
                 "This model's maximum context length is {most} tokens. However, your messages \
                  resulted in {tokens} tokens: {message}"
             ),
@@ -146,36 +135,28 @@ impl Problem {
 impl From<troika::Error> for Problem {
     fn from(error: troika::Error) -> Problem {
         use troika::Error as E;
-        let message = error.to_string();
-        let too_long = match error {
-            E::PromptTooLong { prompt: tokens, context: most, .. } => {
-                Some(Box::new(TooLong { tokens, most }))
-            }
-            // It has at least so many.
-            E::TextTooLong { bytes, context, longest } => {
-                let tokens = bytes.div_ceil(longest.max(1));
-                Some(Box::new(TooLong { tokens, most: context }))
-            }
-            _ => None,
+        let bad = Problem::bad(error.to_string());
+        let too_long = |bad: Problem, tokens: usize, most: usize| Problem {
+            too_long: Some(Box::new((tokens, most))),
+            ..bad.with_code("context_length_exceeded")
         };
         match error {
-            E::PromptTooLong { .. } | E::TextTooLong { .. } => {
-                let problem = Problem::bad(message).with_code("context_length_exceeded");
-                Problem { too_long, ..problem }
+            E::PromptTooLong { prompt, context, .. } => too_long(bad, prompt, context),
+            // It has at least so many.
+            E::TextTooLong { bytes, context, longest } => {
+                too_long(bad, bytes.div_ceil(longest.max(1)), context)
             }
             E::Engine(EngineError::Kv(KvError::Context { .. } | KvError::Budget { .. })) => {
-                Problem::bad(message).with_code("context_length_exceeded")
+                bad.with_code("context_length_exceeded")
             }
-            E::Param(wrong) => Problem::field(wrong.name, message),
+            E::Param(wrong) => Problem { param: Some(wrong.name.into()), ..bad },
             // The template may quote messages.
-            E::Chat(_) => Problem {
-                private: Some("the chat template refused the messages".into()),
-                ..Problem::bad(message)
-            },
-            E::EmptyPrompt | E::NoTokens | E::NoTextOfTemplate => Problem::bad(message),
-            E::NoTokenizer(_) | E::Tokenizer(_) | E::Sample(_) => Problem::bad(message),
-            E::Engine(EngineError::Token { .. }) => Problem::bad(message),
-            _ => Problem::fault(message),
+            E::Chat(_) => {
+                Problem { private: Some("the chat template refused the messages".into()), ..bad }
+            }
+            E::EmptyPrompt | E::NoTokens | E::NoTextOfTemplate | E::NoTokenizer(_) => bad,
+            E::Tokenizer(_) | E::Sample(_) | E::Engine(EngineError::Token { .. }) => bad,
+            _ => Problem { status: StatusCode::INTERNAL_SERVER_ERROR, ..bad },
         }
     }
 }

@@ -19,7 +19,6 @@ pub type ClientId = u64;
 /// Who asks, and how urgently.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
-    /// The client.
     pub id: ClientId,
     /// Higher ones come first.
     pub priority: i32,
@@ -28,7 +27,6 @@ pub struct Client {
 /// Asks for places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Who asks.
     pub client: ClientId,
     /// Higher ones come first.
     pub priority: i32,
@@ -46,7 +44,6 @@ pub enum QueueError {
     /// As many wait as may.
     #[error("{waiting} requests wait already; try again in {retry_after} s")]
     Full {
-        /// How many wait.
         waiting: usize,
         /// A guess of when one of them will be through.
         retry_after: u64,
@@ -55,12 +52,7 @@ pub enum QueueError {
     #[error(
         "{asked} answers at once are more than the {places} that the server computes; ask for fewer, or start it with --parallel {asked}"
     )]
-    TooMany {
-        /// Answers asked for.
-        asked: usize,
-        /// The places.
-        places: usize,
-    },
+    TooMany { asked: usize, places: usize },
     /// The server ends.
     #[error("the server is being shut down; try again when it runs")]
     Closed,

@@ -22,7 +22,6 @@ pub struct Record {
     told: Mutex<Told>,
 }
 
-/// What its line tells.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
     /// Method and path, and the status of the answer.
@@ -35,11 +34,9 @@ pub struct Told {
     pub ignored: Vec<String>,
     /// The model that it got.
     pub model: String,
-    /// Tokens of prompts.
     pub prompt: usize,
     /// The part of them that was cached.
     pub cached: usize,
-    /// Tokens of answers.
     tokens: usize,
     /// Why its answers ended, or why there is none, and what was left out.
     pub why: BTreeSet<String>,
@@ -87,29 +84,23 @@ impl Drop for Record {
         let [began, rest @ ..] = told.times.as_slice() else { return };
         let ms = |from: &Instant, to: Instant| (to - *from).as_secs_f64() * 1e3;
         let time = rfc3339(ids::since_1970());
-        let mut line =
-            format!("{}Z {} {:.1} ms", &time[..19], told.asked, ms(began, Instant::now()));
-        if !told.model.is_empty() {
-            line += &format!(", model {}", told.model);
+        let asked = format!("{}Z {} {:.1} ms", &time[..19], told.asked, ms(began, Instant::now()));
+        let mut line = vec![asked];
+        line.extend((!told.model.is_empty()).then(|| format!("model {}", told.model)));
+        let prompt = || format!("prompt {} (cached {})", told.prompt, told.cached);
+        line.extend((told.prompt > 0).then(prompt));
+        if let [first, last @ ..] = rest {
+            let rate = |last| (told.tokens - 1) as f64 * 1e3 / ms(first, last);
+            let rate =
+                last.first().map_or(String::new(), |last| format!(" ({:.1}/s)", rate(*last)));
+            line.push(format!("first token {:.1} ms", ms(began, *first)));
+            line.push(format!("tokens {}{rate}", told.tokens));
         }
-        if told.prompt > 0 {
-            line += &format!(", prompt {} (cached {})", told.prompt, told.cached);
-        }
-        if let Some(first) = rest.first() {
-            line += &format!(", first token {:.1} ms, tokens {}", ms(began, *first), told.tokens);
-        }
-        if let [first, last] = rest {
-            line += &format!(" ({:.1}/s)", (told.tokens - 1) as f64 * 1e3 / ms(first, *last));
-        }
-        if !told.whole {
-            line += ", client gone";
-        }
-        for why in &told.why {
-            line += &format!(", {why}");
-        }
-        if !told.ignored.is_empty() {
-            line += &format!(", ignored: {}", told.ignored.join(", "));
-        }
-        log(&line);
+        line.extend((!told.whole).then(|| String::from("client gone")));
+        line.extend(told.why);
+        line.extend(
+            (!told.ignored.is_empty()).then(|| format!("ignored: {}", told.ignored.join(", "))),
+        );
+        log(&line.join(", "));
     }
 }

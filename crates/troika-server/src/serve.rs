@@ -107,7 +107,7 @@ async fn run(
     let server = Arc::new(Server::new(options));
     listening(server.options.address);
     let opening = server.clone();
-    let mut opened = tokio::spawn(async move { opening.model(None).await.map(drop) });
+    let mut opened = tokio::spawn(async move { opening.models.get(None).await.map(drop) });
     let mut is_opened = false;
     let tidying = server.clone();
     tokio::spawn(async move {

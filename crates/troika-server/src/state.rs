@@ -9,16 +9,13 @@ use troika::{EnergyMeter, PowerMeter};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::models::Models;
-use crate::open_model::InUse;
 use crate::options::ServerOptions;
 use crate::problem::Problem;
 use crate::queue::FairQueue;
 
 /// The server's state.
 pub struct Server {
-    /// How it is set up.
     pub options: ServerOptions,
-    /// The models.
     pub models: Arc<Models>,
     /// Who generates next, or reads a text for its probabilities or its embedding.
     pub queue: FairQueue,
@@ -28,9 +25,7 @@ pub struct Server {
     pub long_texts: FairQueue,
     /// Whose grammar is compiled next.
     pub grammars: FairQueue,
-    /// Figures.
     pub metrics: Arc<Metrics>,
-    /// Open connections.
     pub connections: AtomicUsize,
     /// Tells that the server ends.
     pub closing: watch::Sender<bool>,
@@ -69,14 +64,6 @@ impl Server {
     pub fn watts(&self) -> Option<f64> {
         let mut power = self.power.lock().unwrap_or_else(PoisonError::into_inner);
         power.as_mut()?.watts()
-    }
-
-    /// The model of a name, opened if need be.
-    ///
-    /// # Errors
-    /// Those of [`Models::get`].
-    pub async fn model(&self, name: Option<&str>) -> Result<InUse, Problem> {
-        self.models.get(name).await
     }
 }
 

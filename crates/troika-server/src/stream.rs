@@ -5,13 +5,14 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream::unfold;
+use futures_util::stream::{iter, unfold};
+use futures_util::{FutureExt, StreamExt};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::chat::{ChatEvent, ChatStream, Usage};
+use crate::chat::{ChatAnswer, ChatEvent, ChatStream, Usage};
 use crate::json_request::{self, escaped};
-use crate::problem::Problem;
+use crate::problem::{Dialect, Problem};
 
 /// After so long without anything to send something is sent, so that nobody in between takes the
 /// connection for dead.
@@ -22,8 +23,10 @@ pub trait EventWriter: Send + 'static {
     /// The type of the stream.
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    /// What comes first.
-    fn begin(&mut self, out: &mut String);
+    /// What comes first, so that the head of the response goes out before the first token is there.
+    fn begin(&mut self, out: &mut String) {
+        out.push_str(": begun\n\n");
+    }
 
     /// What says that the answer is still on its way: after some silence nobody in between shall
     /// take the connection for dead.
@@ -31,14 +34,15 @@ pub trait EventWriter: Send + 'static {
         out.push_str(": waiting\n\n");
     }
 
-    /// News.
     fn event(&mut self, event: ChatEvent, out: &mut String);
 
     /// What comes last.
     fn end(&mut self, usage: &Usage, out: &mut String);
 
     /// A problem in the middle of an answer, which ends it.
-    fn problem(&mut self, problem: &Problem, out: &mut String);
+    fn problem(&mut self, problem: &Problem, out: &mut String) {
+        data(&problem.body(Dialect::OpenAi), out);
+    }
 }
 
 /// Writes an event with data alone.
@@ -56,38 +60,47 @@ pub fn named(name: &str, value: &Value, out: &mut String) {
     data(value, out);
 }
 
-/// What remains of a response.
-enum Remaining<W> {
-    All(ChatStream, W),
-    News(ChatStream, W),
-    Nothing,
+/// A response that grows with the answers, or one made of them as a whole when they are complete.
+///
+/// # Errors
+/// An answer failed before the response began.
+pub async fn answer<W: EventWriter>(
+    answers: ChatStream,
+    streams: bool,
+    writer: W,
+    whole: impl FnOnce(W, ChatAnswer) -> Value,
+) -> Result<Response, Problem> {
+    if streams {
+        return Ok(respond(answers, writer));
+    }
+    let left_out = answers.left_out.clone();
+    let whole = json_request::json(&whole(writer, answers.collect().await?));
+    Ok(json_request::with_left_out(whole, &left_out))
 }
 
 /// A response that grows with the answers. If the client goes, they are cancelled.
-pub fn respond<W: EventWriter>(stream: ChatStream, writer: W) -> Response {
+pub fn respond<W: EventWriter>(stream: ChatStream, mut writer: W) -> Response {
     let left_out = stream.left_out.clone();
-    let chunks = unfold(Remaining::All(stream, writer), |remaining| async {
+    let mut begun = String::new();
+    writer.begin(&mut begun);
+    let news = unfold(Some((stream, writer)), |remaining| async move {
+        let (stream, writer) = remaining?;
         let mut out = String::new();
-        let remaining = match remaining {
-            Remaining::All(stream, mut writer) => {
-                writer.begin(&mut out);
-                Remaining::News(stream, writer)
-            }
-            Remaining::News(stream, writer) => next(stream, writer, &mut out).await,
-            Remaining::Nothing => return None,
-        };
-        Some((Ok::<Bytes, std::convert::Infallible>(escaped(out).into()), remaining))
+        let remaining = next(stream, writer, &mut out).await;
+        Some((out, remaining))
     });
+    let chunk = |out: String| Ok::<Bytes, std::convert::Infallible>(escaped(out).into());
+    let chunks = iter([begun]).chain(news).map(chunk);
     let headers = [(CONTENT_TYPE, W::CONTENT_TYPE), (CACHE_CONTROL, "no-cache")];
     json_request::with_left_out((headers, Body::from_stream(chunks)).into_response(), &left_out)
 }
 
-/// Waits for news, and writes all that is there.
+/// Waits for news, and writes all that is there. Returns what writes the rest, if there is any.
 async fn next<W: EventWriter>(
     mut stream: ChatStream,
     mut writer: W,
     out: &mut String,
-) -> Remaining<W> {
+) -> Option<(ChatStream, W)> {
     let silent_until = Instant::now() + SILENCE;
     // An empty chunk would end the response.
     while out.is_empty() {
@@ -101,19 +114,19 @@ async fn next<W: EventWriter>(
                 Some(Err(problem)) => {
                     stream.record.problem(&problem);
                     writer.problem(&problem, out);
-                    return Remaining::Nothing;
+                    return None;
                 }
                 None => {
                     stream.record.note(|told| told.whole = true);
                     writer.end(&stream.usage(), out);
-                    return Remaining::Nothing;
+                    return None;
                 }
             }
-            match stream.ready() {
+            match stream.next().now_or_never() {
                 Some(more) => news = more,
                 None => break,
             }
         }
     }
-    Remaining::News(stream, writer)
+    Some((stream, writer))
 }

@@ -1,5 +1,7 @@
 //! A budget of tokens for a thought: when it is spent, the thought is closed.
 
+use std::sync::Arc;
+
 use crate::open_model::InUse;
 use troika::model::answer::{Format, ThoughtEnds};
 
@@ -8,8 +10,8 @@ use troika::model::answer::{Format, ThoughtEnds};
 pub struct ThinkingBudget {
     host: InUse,
     ends: ThoughtEnds,
-    /// The tokens that close a thought.
-    closing: Vec<u32>,
+    /// The tokens that close a thought, each as a bit alone, 32 tokens to a word.
+    closing: Arc<[Vec<u32>]>,
     /// Tokens of thoughts that may still come.
     left: usize,
     thinks: bool,
@@ -19,8 +21,6 @@ pub struct ThinkingBudget {
     tail: Vec<u8>,
     /// The place in `closing` of the token that comes next, while it is written.
     at: Option<usize>,
-    /// A bit for that token alone, 32 tokens to a word.
-    only: Vec<u32>,
 }
 
 impl ThinkingBudget {
@@ -35,24 +35,21 @@ impl ThinkingBudget {
     ) -> Option<ThinkingBudget> {
         let ends = format.thought_ends(tools)?;
         let closing = host.model.tokenizer()?.encode(&ends.closing, false, true).ok()?;
-        let mut budget = ThinkingBudget {
-            host: host.clone(),
-            ends,
-            closing,
-            left,
-            thinks: opened,
-            answers: false,
-            tail: Vec::new(),
-            at: None,
-            only: vec![0; host.model.spec().vocab.div_ceil(32)],
+        let words = host.model.spec().vocab.div_ceil(32);
+        let alone = |token: u32| {
+            let bit =
+                |word: usize| if word == token as usize / 32 { 1_u32 << (token % 32) } else { 0 };
+            (0..words).map(bit).collect::<Vec<u32>>()
         };
-        budget.begin_to_close();
-        Some(budget)
+        let closing: Arc<[Vec<u32>]> = closing.into_iter().map(alone).collect();
+        let at = (opened && left == 0 && !closing.is_empty()).then_some(0);
+        let (host, answers, tail) = (host.clone(), false, Vec::new());
+        Some(ThinkingBudget { host, ends, closing, left, thinks: opened, answers, tail, at })
     }
 
     /// The only token that may come now, a bit for each and 32 to a word; `None`: any may.
     pub fn allowed(&self) -> Option<&[u32]> {
-        self.at.map(|_| self.only.as_slice())
+        self.closing.get(self.at?).map(Vec::as_slice)
     }
 
     /// A token was generated.
@@ -60,38 +57,25 @@ impl ThinkingBudget {
         if let Some(at) = self.at {
             self.at = Some(at + 1).filter(|at| *at < self.closing.len());
             self.thinks = self.at.is_some();
-            return self.allow();
+            return;
+        }
+        if self.answers {
+            return;
         }
         let bytes = self.host.model.tokenizer().and_then(|t| t.token_bytes(token));
         self.tail.extend(bytes.unwrap_or_default());
         let marker = if self.thinks { self.ends.close } else { self.ends.open }.as_bytes();
-        if self.tail.windows(marker.len()).any(|seen| seen == marker) && !self.answers {
+        if self.tail.windows(marker.len()).any(|seen| seen == marker) {
             self.thinks = !self.thinks;
             self.tail.clear();
         } else if self.thinks {
             self.left = self.left.saturating_sub(1);
         } else {
             let begins = marker.starts_with(self.tail.trim_ascii_start());
-            self.answers |= !begins && !self.ends.anywhere;
+            self.answers = !begins && !self.ends.anywhere;
         }
         let kept = self.tail.len().saturating_sub(self.ends.open.len().max(self.ends.close.len()));
         self.tail.drain(..kept);
-        self.begin_to_close();
-    }
-
-    fn begin_to_close(&mut self) {
-        if self.thinks && self.left == 0 && !self.closing.is_empty() {
-            self.at = Some(0);
-            self.allow();
-        }
-    }
-
-    fn allow(&mut self) {
-        self.only.fill(0);
-        let Some(token) = self.at.and_then(|at| self.closing.get(at)) else { return };
-        let token = *token as usize;
-        if let Some(word) = self.only.get_mut(token / 32) {
-            *word |= 1 << (token % 32);
-        }
+        self.at = (self.thinks && self.left == 0 && !self.closing.is_empty()).then_some(0);
     }
 }

@@ -9,6 +9,7 @@ use troika::SessionOptions;
 
 use crate::grammar::{Constrain, Grammar};
 use crate::ids;
+use crate::json_request::JsonRequest;
 use crate::limits;
 use crate::open_model::InUse;
 use crate::problem::Problem;
@@ -25,9 +26,7 @@ const COMPILE_AGAIN: u64 = 5;
 /// A request of a client to a model, with the time by which it has to be done.
 #[derive(Clone)]
 pub struct Turn {
-    /// The server.
     pub server: Arc<Server>,
-    /// The model.
     pub host: InUse,
     client: Client,
     by: Instant,
@@ -37,11 +36,12 @@ pub struct Turn {
 
 impl Turn {
     /// A request whose time begins now.
-    pub fn new(server: &Arc<Server>, host: &InUse, client: Client) -> Turn {
+    pub fn new(call: &JsonRequest, host: &InUse) -> Turn {
+        let JsonRequest { server, client, .. } = call;
         let by = Instant::now() + server.options.timeout;
         Record::current().note(|told| told.model.clone_from(&host.name));
         let (server, host, request) = (server.clone(), host.clone(), ids::random());
-        Turn { server, host, client, by, request, further: false }
+        Turn { server, host, client: *client, by, request, further: false }
     }
 
     /// A part of the request. The first one may be refused for want of room in the queue, and lets

@@ -1,11 +1,8 @@
 //! Anthropic's `/v1/messages`.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::Answer;
 use crate::chat::{
     ChatAnswer, ChatEvent, ChatRequest, EndReason, ToolChoice, Tools, Usage, arguments_so_far,
     text_of, text_part, without_billing,
@@ -16,48 +13,27 @@ use crate::json_request::{self, JsonRequest};
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::Delta;
 
 /// Answers messages.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn messages(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn messages(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     let mut request = chat_request(&fields, &host)?;
     request.max_tokens = Some(fields.need("max_tokens")?);
     let streams = fields.flag("stream")?;
-    let turn = Turn::new(&server, &host, call.client);
-    let prepared = request.prepare(&turn).await?;
-    let prompt_tokens = prepared.prompt_tokens();
-    let answers = prepared.start(&turn).await?;
-    let form = MessageForm { id: ids::unique("msg_"), model: host.name.clone() };
-    if streams {
-        return Ok(stream::respond(answers, MessageWriter::new(form, prompt_tokens)));
-    }
-    let answer = answers.collect().await?;
-    let left_out = answer.left_out.clone();
-    Ok(json_request::with_left_out(json_request::json(&form.whole(answer)), &left_out))
+    let answers = super::request::start(&call, &host, request).await?;
+    let writer = MessageWriter::new(&host.name, answers.usage().prompt);
+    stream::answer(answers, streams, writer, MessageWriter::whole).await
 }
 
 /// Counts the tokens of messages.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn count_tokens(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn count_tokens(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let request = chat_request(&call.fields(), &host)?;
-    let prepared = request.prepare(&Turn::new(&server, &host, call.client)).await?;
+    let prepared = request.prepare(&Turn::new(&call, &host)).await?;
     Ok(json_request::json(&json!({"input_tokens": prepared.prompt_tokens()})))
 }
 
@@ -92,32 +68,21 @@ fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Proble
     Ok(ChatRequest {
         messages,
         tools,
-        constrain: match fields.value("output_config").map(|c| &c["format"]) {
-            Some(format) if !format.is_null() => super::constrain::format(format, "output_config")?,
-            _ => None,
+        constrain: match fields.inner("output_config")?.value("format") {
+            Some(format) => super::constrain::format(format, "output_config")?,
+            None => None,
         },
         params: sampling::params(fields, &host.model)?,
-        max_tokens: None,
         stop: fields.texts("stop_sequences")?,
-        ignore_eos: false,
         choices: 1,
         fresh: super::request::fresh(fields)?,
-        logprobs: None,
         extra,
-        thinking_budget: thinking_budget(fields)?,
+        thinking_budget: fields.inner("thinking")?.get("budget_tokens")?,
         split_reasoning: true,
         whole_calls: true,
         continues,
+        ..ChatRequest::default()
     })
-}
-
-/// The most tokens of thoughts.
-fn thinking_budget(fields: &Fields<'_>) -> Result<Option<usize>, Problem> {
-    let Some(thinking) = fields.value("thinking") else { return Ok(None) };
-    match thinking["type"].as_str() {
-        Some("disabled") => Ok(Some(0)),
-        _ => Fields::within("thinking", thinking)?.get("budget_tokens"),
-    }
 }
 
 fn tools(fields: &Fields<'_>) -> Result<Tools, Problem> {
@@ -190,11 +155,6 @@ fn add_message(message: &Value, out: &mut Vec<Value>) -> Result<(), Problem> {
     Ok(())
 }
 
-struct MessageForm {
-    id: String,
-    model: String,
-}
-
 fn usage(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.prompt - usage.cached,
@@ -214,20 +174,37 @@ fn end(reason: EndReason, stop_text: Option<&str>) -> (&'static str, Value) {
     }
 }
 
-impl MessageForm {
-    fn message(&self, content: Value) -> Value {
-        json!({
-            "id": self.id,
+fn thinking(text: &str) -> Value {
+    json!({"type": "thinking", "thinking": text, "signature": ""})
+}
+
+struct MessageWriter {
+    /// A message that says nothing as yet.
+    message: Value,
+    prompt_tokens: usize,
+    begun: bool,
+    blocks: usize,
+    /// The type of the block that is being written.
+    open: Option<&'static str>,
+    ended: (&'static str, Value),
+}
+
+impl MessageWriter {
+    fn new(model: &str, prompt_tokens: usize) -> MessageWriter {
+        let message = json!({
+            "id": ids::unique("msg_"),
             "type": "message",
             "role": "assistant",
-            "model": self.model,
-            "content": content,
+            "model": model,
+            "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-        })
+        });
+        let ended = ("end_turn", Value::Null);
+        MessageWriter { message, prompt_tokens, begun: false, blocks: 0, open: None, ended }
     }
 
-    fn whole(&self, answer: ChatAnswer) -> Value {
+    fn whole(self, answer: ChatAnswer) -> Value {
         let used = answer.usage;
         let choice = answer.choices.into_iter().next().unwrap_or_default();
         let mut content = Vec::new();
@@ -242,7 +219,8 @@ impl MessageForm {
             let id = ids::unique("toolu_");
             content.push(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
         }
-        let mut message = self.message(content.into());
+        let mut message = self.message;
+        message["content"] = content.into();
         let reason = choice.reason.unwrap_or(EndReason::Stop);
         let (reason, sequence) = end(reason, choice.stop_text.as_deref());
         message["stop_reason"] = reason.into();
@@ -250,43 +228,13 @@ impl MessageForm {
         message["usage"] = usage(&used);
         message
     }
-}
-
-fn thinking(text: &str) -> Value {
-    json!({"type": "thinking", "thinking": text, "signature": ""})
-}
-
-/// What the block that is being written holds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum BlockKind {
-    Text,
-    Thinking,
-    ToolUse,
-}
-
-/// Writes events.
-struct MessageWriter {
-    form: MessageForm,
-    prompt_tokens: usize,
-    begun: bool,
-    /// Blocks so far.
-    blocks: usize,
-    open: Option<BlockKind>,
-    ended: (&'static str, Value),
-}
-
-impl MessageWriter {
-    fn new(form: MessageForm, prompt_tokens: usize) -> MessageWriter {
-        let ended = ("end_turn", Value::Null);
-        MessageWriter { form, prompt_tokens, begun: false, blocks: 0, open: None, ended }
-    }
 
     /// Writes the beginning once it is known how much of the prompt was cached.
     fn start(&mut self, cached: usize, out: &mut String) {
         if std::mem::replace(&mut self.begun, true) {
             return;
         }
-        let mut message = self.form.message(json!([]));
+        let mut message = self.message.clone();
         let used = Usage { prompt: self.prompt_tokens, cached, ..Usage::default() };
         message["usage"] = usage(&used);
         stream::named("message_start", &json!({"type": "message_start", "message": message}), out);
@@ -302,8 +250,8 @@ impl MessageWriter {
     }
 
     /// Opens a block, unless one of the kind is open that goes on.
-    fn open(&mut self, kind: BlockKind, block: Value, out: &mut String) {
-        if self.open == Some(kind) && kind != BlockKind::ToolUse {
+    fn open(&mut self, kind: &'static str, block: Value, out: &mut String) {
+        if self.open == Some(kind) && kind != "tool_use" {
             return;
         }
         self.close(out);
@@ -321,26 +269,22 @@ impl MessageWriter {
 }
 
 impl EventWriter for MessageWriter {
-    fn begin(&mut self, out: &mut String) {
-        out.push_str(": begun\n\n");
-    }
-
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
             ChatEvent::Prompt(progress, _) => self.start(progress.cached, out),
             ChatEvent::More(_, deltas, _) => deltas.into_iter().for_each(|delta| match delta {
                 Delta::Content(text) => {
-                    self.open(BlockKind::Text, json!({"type": "text", "text": ""}), out);
+                    self.open("text", json!({"type": "text", "text": ""}), out);
                     self.delta(json!({"type": "text_delta", "text": text}), out);
                 }
                 Delta::Reasoning(text) => {
-                    self.open(BlockKind::Thinking, thinking(""), out);
+                    self.open("thinking", thinking(""), out);
                     self.delta(json!({"type": "thinking_delta", "thinking": text}), out);
                 }
                 Delta::CallStart { name, .. } => {
                     let id = ids::unique("toolu_");
                     let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
-                    self.open(BlockKind::ToolUse, block, out);
+                    self.open("tool_use", block, out);
                 }
                 Delta::CallArguments { json, .. } => {
                     self.delta(json!({"type": "input_json_delta", "partial_json": json}), out);

@@ -1,36 +1,27 @@
 //! OpenAI's `/v1/chat/completions`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::response::Response;
 use serde_json::{Value, json};
 use troika::engine::PromptProgress;
 use troika::model::tokenizer::Tokenizer;
 
+use super::Answer;
 use super::request::{chat_request, logprobs, start};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages,
 };
 use crate::fields::Fields;
 use crate::ids;
-use crate::json_request::{self, JsonRequest};
+use crate::json_request::JsonRequest;
 use crate::open_model::InUse;
-use crate::problem::{Dialect, Problem};
-use crate::state::Server;
+use crate::problem::Problem;
 use crate::stream::{self, EventWriter};
 use troika::model::answer::Delta;
 
 /// Answers a conversation.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn chat(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn chat(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     if fields.value("web_search_options").is_some() {
         let why = "web_search_options cannot be honoured: nothing is searched";
@@ -49,13 +40,9 @@ pub async fn chat(
     let form = AnswerForm::new("chatcmpl-", &fields, &host, request.logprobs.is_some())?;
     let streams = fields.flag("stream")?;
     let choices = request.choices;
-    let answers = start(&server, &host, call.client, request).await?;
-    if streams {
-        return Ok(stream::respond(answers, ChatWriter::new(form, choices)));
-    }
-    let answer = answers.collect().await?;
-    let whole = json_request::json(&form.whole(&answer));
-    Ok(json_request::with_left_out(whole, &answer.left_out))
+    let answers = start(&call, &host, request).await?;
+    let writer = ChatWriter { form, choices };
+    stream::answer(answers, streams, writer, |writer, answer| writer.form.whole(&answer)).await
 }
 
 /// OpenAI's usage.
@@ -125,25 +112,18 @@ pub struct AnswerForm {
     with_usage: bool,
     /// Whether a stream tells how far the prompt is read.
     with_progress: bool,
-    /// The model.
     pub host: InUse,
 }
 
 impl AnswerForm {
     /// The form of an answer whose name begins with `prefix`.
-    ///
-    /// # Errors
-    /// `stream_options` of another form.
     pub fn new(
         prefix: &str,
         fields: &Fields<'_>,
         host: &InUse,
         logprobs: bool,
     ) -> Result<AnswerForm, Problem> {
-        let with_usage = match fields.value("stream_options") {
-            Some(options) => Fields::within("stream_options", options)?.flag("include_usage")?,
-            None => false,
-        };
+        let with_usage = fields.inner("stream_options")?.flag("include_usage")?;
         let with_progress = fields.flag("return_progress")?;
         let (id, created, host) = (ids::unique(prefix), ids::now(), host.clone());
         Ok(AnswerForm { id, created, logprobs, with_usage, with_progress, host })
@@ -218,7 +198,6 @@ impl AnswerForm {
     }
 }
 
-/// A call of a function.
 fn function_call(name: &str, arguments: &str) -> Value {
     json!({
         "id": ids::unique("call_"),
@@ -245,45 +224,24 @@ fn message(choice: &ChoiceAnswer) -> Value {
 /// The kind of object of a chunk.
 const CHUNK: &str = "chat.completion.chunk";
 
-/// Writes chunks.
 struct ChatWriter {
     form: AnswerForm,
     choices: usize,
-    /// What precedes the text in a chunk that holds nothing else.
-    before_text: String,
 }
 
 impl ChatWriter {
-    fn new(form: AnswerForm, choices: usize) -> ChatWriter {
-        // A token of text is by far the most frequent chunk: its frame is made once.
-        let frame = form.object(CHUNK, json!([])).to_string();
-        let before_text = frame.trim_end_matches("]}").to_string();
-        ChatWriter { form, choices, before_text }
-    }
-
     fn chunk(&self, index: usize, delta: Value, logprobs: &[TokenLogprob], out: &mut String) {
-        let logprobs = self.form.logprobs(logprobs);
-        self.write(
-            json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null}),
-            out,
-        );
+        self.write(news(index, delta, self.form.logprobs(logprobs), None), out);
     }
 
     fn write(&self, choice: Value, out: &mut String) {
         stream::data(&self.form.object(CHUNK, json!([choice])), out);
     }
+}
 
-    /// A chunk with text alone.
-    fn text(&self, index: usize, text: &str, out: &mut String) {
-        let text = Value::from(text);
-        out.push_str("data: ");
-        out.push_str(&self.before_text);
-        let index = index.to_string();
-        for part in ["{\"index\":", &index, ",\"delta\":{\"content\":", &text.to_string()] {
-            out.push_str(part);
-        }
-        out.push_str("},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
-    }
+/// What a chunk says of an answer.
+fn news(index: usize, delta: Value, logprobs: Value, reason: Option<&str>) -> Value {
+    json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
 }
 
 /// A delta as OpenAI says it.
@@ -312,39 +270,24 @@ impl EventWriter for ChatWriter {
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
             ChatEvent::Prompt(progress, time) => {
-                let nothing =
-                    json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": null});
+                let nothing = news(0, json!({}), Value::Null, None);
                 self.form.progress((CHUNK, nothing), (progress, time), out);
             }
-            ChatEvent::More(index, deltas, logprobs) => {
-                let mut logprobs = logprobs;
+            ChatEvent::More(index, deltas, mut logprobs) => {
                 if deltas.is_empty() {
                     self.chunk(index, json!({}), &logprobs, out);
                 }
                 for one in deltas {
-                    match one {
-                        Delta::Content(text) if !self.form.logprobs => {
-                            self.text(index, &text, out);
-                        }
-                        one => self.chunk(index, delta(one), &std::mem::take(&mut logprobs), out),
-                    }
+                    self.chunk(index, delta(one), &std::mem::take(&mut logprobs), out);
                 }
             }
             ChatEvent::End(index, reason, _) => {
-                let reason = reason.name();
-                self.write(
-                    json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
-                    out,
-                );
+                self.write(news(index, json!({}), Value::Null, Some(reason.name())), out);
             }
         }
     }
 
     fn end(&mut self, all: &Usage, out: &mut String) {
         self.form.end(CHUNK, all, out);
-    }
-
-    fn problem(&mut self, problem: &Problem, out: &mut String) {
-        stream::data(&problem.body(Dialect::OpenAi), out);
     }
 }

@@ -1,30 +1,25 @@
 //! OpenAI's `/v1/completions`: texts go on as they are, without a chat template.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
 use futures_util::StreamExt;
 use futures_util::stream::iter;
 use serde_json::{Map, Value, json};
 use troika::Request;
 use troika::engine::sample::Logprobs;
 
+use super::Answer;
 use super::chat::{AnswerForm, finite};
 use super::prompts::{Prompt, prompts};
-use super::request::{choices, fresh, go_on, logprobs, max_tokens};
-use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Usage};
+use super::request::{choices, fresh, logprobs, max_tokens};
+use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, Prepared, TokenLogprob, Usage};
 use crate::completion::{Generation, prompt_logprobs};
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
 use crate::limits;
 use crate::open_model::InUse;
-use crate::problem::{Dialect, Problem};
+use crate::problem::Problem;
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
-use troika::model::answer::Delta;
 
 /// OpenAI's default for the number of tokens.
 const TOKENS: usize = 16;
@@ -39,16 +34,10 @@ struct Asked {
 }
 
 /// Goes on with texts.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn completions(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn completions(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let mut asked = asked(&fields, &turn)?;
     if let Some(constrain) = super::constrain::read(&fields)? {
         asked.generation.grammar = Some(turn.compile(constrain).await?);
@@ -85,19 +74,17 @@ pub async fn completions(
     }
     let part = |(i, prompt)| completed(turn.part(i), &asked, prompt);
     let answers: Vec<_> = prompts.iter().enumerate().map(part).collect();
-    let mut answers = iter(answers).buffered(server.options.parallel.max(1)).enumerate();
+    let mut answers = iter(answers).buffered(turn.server.options.parallel.max(1)).enumerate();
     let (mut all, mut sum) = (Vec::new(), Usage::default());
     while let Some((i, answer)) = answers.next().await {
         let (texts, used) = answer?;
         all.extend(texts.into_iter().enumerate().map(|(j, text)| text.json(i * n + j)));
-        let first = if i == 0 { used.first } else { sum.first };
-        sum = Usage {
-            prompt: sum.prompt + used.prompt,
-            cached: sum.cached + used.cached,
-            completion: sum.completion + used.completion,
-            reasoning: 0,
-            first,
-        };
+        sum.prompt += used.prompt;
+        sum.cached += used.cached;
+        sum.completion += used.completion;
+        if i == 0 {
+            sum.first = used.first;
+        }
     }
     Ok(json_request::json(&form.counted(COMPLETION, all.into(), &sum)))
 }
@@ -132,7 +119,8 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
 
 /// Starts the answers to a prompt.
 async fn begin(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<ChatStream, Problem> {
-    go_on(turn, Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() }).await
+    let generation = Generation { prompt: prompt.ids.clone(), ..asked.generation.clone() };
+    Prepared::plain(generation).start(turn).await
 }
 
 /// The prompt as a part of the answer, if that is asked for.
@@ -201,15 +189,13 @@ impl CompletionText {
     }
 
     fn add(&mut self, host: &InUse, token: u32, logprobs: Option<&Logprobs>) {
-        let text = |id| {
-            let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(id)).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
+        let tokenizer = host.model.tokenizer();
+        let bytes = |id| tokenizer.and_then(|t| t.token_bytes(id)).unwrap_or_default();
+        let text = |id| String::from_utf8_lossy(&bytes(id)).into_owned();
         let spelled = text(token);
         self.offsets.push(self.end);
         // A character in several tokens begins in the first of them.
-        let bytes = host.model.tokenizer().and_then(|t| t.token_bytes(token)).unwrap_or_default();
-        self.end += bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+        self.end += bytes(token).iter().filter(|byte| **byte & 0xc0 != 0x80).count();
         self.tokens.push(spelled.clone().into());
         let Some(logprobs) = logprobs else {
             self.token_logprobs.push(Value::Null);
@@ -249,7 +235,6 @@ impl CompletionText {
 /// The kind of object of an answer, whole or not.
 const COMPLETION: &str = "text_completion";
 
-/// Writes chunks.
 struct CompletionWriter {
     form: AnswerForm,
     echoed: CompletionText,
@@ -280,7 +265,6 @@ impl EventWriter for CompletionWriter {
         if !self.echoed.text.is_empty() {
             (0..self.n).for_each(|index| self.chunk(index, &self.echoed, Value::Null, out));
         } else {
-            // The head of the response goes out before the first token is there.
             out.push_str(": begun\n\n");
         }
     }
@@ -293,11 +277,7 @@ impl EventWriter for CompletionWriter {
                 self.form.progress((COMPLETION, nothing), (progress, time), out);
             }
             ChatEvent::More(index, deltas, logprobs) => {
-                let text = deltas.into_iter().filter_map(|delta| match delta {
-                    Delta::Content(text) => Some(text),
-                    _ => None,
-                });
-                self.more(index, text.collect(), &logprobs, out);
+                self.more(index, ChoiceAnswer::of(deltas).content, &logprobs, out);
             }
             ChatEvent::End(index, reason, _) => {
                 self.chunk(index, &CompletionText::default(), reason.name().into(), out);
@@ -307,9 +287,5 @@ impl EventWriter for CompletionWriter {
 
     fn end(&mut self, all: &Usage, out: &mut String) {
         self.form.end(COMPLETION, all, out);
-    }
-
-    fn problem(&mut self, problem: &Problem, out: &mut String) {
-        stream::data(&problem.body(Dialect::OpenAi), out);
     }
 }

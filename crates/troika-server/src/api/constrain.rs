@@ -11,25 +11,15 @@ use crate::problem::Problem;
 /// # Errors
 /// A format that is not known, or several.
 pub fn read(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
-    let text = |name: &str| fields.get::<String>(name);
-    let choices: Option<Vec<String>> = fields.get("guided_choice")?;
-    let schema = |name: &str| fields.value(name).cloned().map(schema_or_text);
-    let newer = fields.value("structured_outputs");
-    let newer = newer.map(|o| structured_outputs(&Fields::within("structured_outputs", o)?));
-    let all = [
-        newer.transpose()?.flatten(),
-        fields
-            .value("response_format")
-            .map(|f| format(f, "response_format"))
-            .transpose()?
-            .flatten(),
-        schema("json_schema").map(Constrain::JsonSchema),
-        schema("guided_json").map(Constrain::JsonSchema),
-        text("guided_regex")?.map(Constrain::Regex),
-        text("guided_grammar")?.map(Constrain::Lark),
-        choices.map(Constrain::Choice),
-    ];
-    let mut given = all.into_iter().flatten();
+    let newer = fields.inner("structured_outputs")?;
+    let object = newer.flag("json_object")?.then_some(Constrain::JsonObject);
+    let newer = guided(&newer, "")?.into_iter().chain([object]).flatten().next();
+    let form = match fields.value("response_format") {
+        Some(form) => format(form, "response_format")?,
+        None => None,
+    };
+    let all = guided(fields, "guided_")?.into_iter();
+    let mut given = all.chain([newer, form, schema(fields, "json_schema")]).flatten();
     let first = given.next();
     if given.next().is_some() {
         return Err(Problem::bad("an answer can follow one format only; give one of them"));
@@ -37,32 +27,25 @@ pub fn read(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
     Ok(first)
 }
 
-/// vLLM's newer field, which holds one of several forms.
-fn structured_outputs(fields: &Fields<'_>) -> Result<Option<Constrain>, Problem> {
-    let text = |name: &str| fields.get::<String>(name);
-    let choices: Option<Vec<String>> = fields.get("choice")?;
-    let all = [
-        fields.value("json").cloned().map(schema_or_text).map(Constrain::JsonSchema),
-        fields.flag("json_object")?.then_some(Constrain::JsonObject),
-        text("regex")?.map(Constrain::Regex),
-        text("grammar")?.map(Constrain::Lark),
-        choices.map(Constrain::Choice),
-    ];
-    Ok(all.into_iter().flatten().next())
+/// vLLM's forms, whose names begin so; in its newer field, which holds one of them, with nothing.
+fn guided(fields: &Fields<'_>, prefix: &str) -> Result<[Option<Constrain>; 4], Problem> {
+    let name = |form: &str| format!("{prefix}{form}");
+    Ok([
+        schema(fields, &name("json")),
+        fields.get(&name("regex"))?.map(Constrain::Regex),
+        fields.get(&name("grammar"))?.map(Constrain::Lark),
+        fields.get(&name("choice"))?.map(Constrain::Choice),
+    ])
 }
 
 /// A schema, which some clients send as text.
-fn schema_or_text(value: Value) -> Value {
-    match &value {
-        Value::String(text) => serde_json::from_str(text).unwrap_or(value),
-        _ => value,
-    }
+fn schema(fields: &Fields<'_>, name: &str) -> Option<Constrain> {
+    let value = fields.value(name)?;
+    let parsed = value.as_str().and_then(|text| serde_json::from_str(text).ok());
+    Some(Constrain::JsonSchema(parsed.unwrap_or_else(|| value.clone())))
 }
 
-/// A format of the chat interface, or of the responses interface, where the schema is outside.
-///
-/// # Errors
-/// A format that is not known.
+/// A known format of the chat interface, or of the responses one, where the schema is outside.
 pub fn format(format: &Value, name: &str) -> Result<Option<Constrain>, Problem> {
     let wrong = |why: String| Problem::field(name, format!("{name}: {why}"));
     match format["type"].as_str() {

@@ -1,10 +1,7 @@
 //! Embeddings: OpenAI's `/v1/embeddings` and Ollama's `/api/embed`.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::State;
-use axum::response::Response;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures_util::stream::iter;
@@ -13,13 +10,13 @@ use serde_json::{Value, json};
 use troika::Embeddings;
 use troika::model::tokenizer::Tokenizer;
 
+use super::Answer;
 use crate::completion::{self, STATES_AT_ONCE};
 use crate::fields::{Fields, whole};
 use crate::json_request::{self, JsonRequest};
 use crate::limits::{self, PROMPTS};
 use crate::open_model::InUse;
 use crate::problem::Problem;
-use crate::state::Server;
 use crate::turn::Turn;
 
 /// Embeddings of texts, with the number of their tokens.
@@ -46,13 +43,11 @@ struct EmbeddingForm {
 
 /// Cuts tokens to the context. A mark of the end stays.
 fn cut(host: &InUse, mut ids: Vec<u32>) -> Vec<u32> {
-    let (context, last) = (host.model.context(), ids.last().copied());
+    let (context, eos) = (host.model.context(), host.model.tokenizer().and_then(Tokenizer::eos));
     if ids.len() > context {
-        ids.truncate(context);
-        let end = host.model.tokenizer().and_then(Tokenizer::eos).filter(|eos| last == Some(*eos));
-        if let Some((id, end)) = ids.last_mut().zip(end) {
-            *id = end;
-        }
+        let end = ids.pop_if(|last| eos == Some(*last));
+        ids.truncate(context - usize::from(end.is_some()));
+        ids.extend(end);
     }
     ids
 }
@@ -94,17 +89,13 @@ fn inputs(host: &InUse, form: &EmbeddingForm, given: &Value) -> Result<Vec<Vec<u
     Ok(lists)
 }
 
-async fn embed(
-    server: &Arc<Server>,
-    call: &JsonRequest,
-    form: EmbeddingForm,
-) -> Result<Embedded, Problem> {
-    let host = server.models.get(call.model()?.as_deref()).await?;
-    let Embeddings { pooling, normalized } = match (server.options.pooling, host.model.embeddings())
-    {
-        (Some(pooling), said) => Embeddings { pooling, ..said.unwrap_or_default() },
-        (None, said) => said.map_err(Problem::bad)?,
-    };
+async fn embed(call: &JsonRequest, form: EmbeddingForm) -> Result<Embedded, Problem> {
+    let host = call.host().await?;
+    let Embeddings { pooling, normalized } =
+        match (call.server.options.pooling, host.model.embeddings()) {
+            (Some(pooling), said) => Embeddings { pooling, ..said.unwrap_or_default() },
+            (None, said) => said.map_err(Problem::bad)?,
+        };
     let normalized = form.normalized.unwrap_or(normalized);
     let (has, name) = (host.model.spec().hidden, form.name);
     let kept = form.dimensions.unwrap_or(has);
@@ -112,10 +103,8 @@ async fn embed(
         let why = format!("dimensions is {kept}; it has to be from 1 to {has}, the model's own");
         return Err(Problem::field("dimensions", why));
     }
-    let given = call.fields().value(name).cloned();
-    let given =
-        given.ok_or_else(|| Problem::field(name, format!("the field {name} is missing")))?;
-    let turn = Turn::new(server, &host, call.client);
+    let given: Value = call.fields().need(name)?;
+    let turn = Turn::new(call, &host);
     let lists = turn.prepare(limits::size(&given), move |host| inputs(host, &form, &given)).await?;
     let tokens = lists.iter().map(Vec::len).sum();
     let mut groups: Vec<Vec<Vec<u32>>> = Vec::new();
@@ -133,7 +122,7 @@ async fn embed(
     let parts: Vec<_> =
         parts.map(|(i, texts)| completion::embeddings(turn.part(i), texts, pooling)).collect();
     let rows: Vec<Vec<Vec<f64>>> =
-        iter(parts).buffered(server.options.parallel.max(1)).try_collect().await?;
+        iter(parts).buffered(call.server.options.parallel.max(1)).try_collect().await?;
     // Devices that model time only give no states.
     let first = |row: Vec<f64>| shaped(row.get(..kept).unwrap_or_default(), normalized);
     let rows = rows.into_iter().flatten().map(first).collect::<Result<_, _>>()?;
@@ -165,13 +154,7 @@ fn normalized(fields: &Fields<'_>) -> Result<Option<bool>, Problem> {
 }
 
 /// OpenAI's embeddings.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn embeddings(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn embeddings(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let format: Option<String> = fields.get("encoding_format")?;
     let as_base64 = match format.as_deref() {
@@ -184,7 +167,7 @@ pub async fn embeddings(
     };
     let (normalized, dimensions) = (normalized(&fields)?, fields.get("dimensions")?);
     let form = EmbeddingForm { name: "input", truncate: false, normalized, dimensions };
-    let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
+    let Embedded { host, rows, tokens } = embed(&call, form).await?;
     let one = |(index, row): (usize, &Vec<f32>)| {
         let bytes = || row.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let embedding = match as_base64 {
@@ -200,18 +183,12 @@ pub async fn embeddings(
 }
 
 /// llama.cpp's embeddings: `content` or `input`, and a list of one row for each text.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn ggml_embeddings(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn ggml_embeddings(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let name = if fields.value("content").is_some() { "content" } else { "input" };
     let (normalized, dimensions) = (normalized(&fields)?, fields.get("dimensions")?);
     let form = EmbeddingForm { name, truncate: false, normalized, dimensions };
-    let Embedded { rows, .. } = embed(&server, &call, form).await?;
+    let Embedded { rows, .. } = embed(&call, form).await?;
     let row = |(index, row): (usize, &Vec<f32>)| json!({"index": index, "embedding": [row]});
     Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
 }
@@ -223,18 +200,12 @@ fn ollama_form(fields: &Fields<'_>, name: &'static str) -> Result<EmbeddingForm,
 }
 
 /// Ollama's embeddings.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn ollama_embed(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn ollama_embed(call: JsonRequest) -> Answer {
     let began = Instant::now();
     let fields = call.fields();
     let form = ollama_form(&fields, "input")?;
     let kept = super::ollama::keep_alive(&fields)?;
-    let Embedded { host, rows, tokens } = embed(&server, &call, form).await?;
+    let Embedded { host, rows, tokens } = embed(&call, form).await?;
     if let Some(time) = kept {
         host.keep(time);
     }
@@ -248,14 +219,8 @@ pub async fn ollama_embed(
 }
 
 /// Ollama's embedding of one text, in its older form.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn oggml_embeddings(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn oggml_embeddings(call: JsonRequest) -> Answer {
     let form = ollama_form(&call.fields(), "prompt")?;
-    let Embedded { rows, .. } = embed(&server, &call, form).await?;
+    let Embedded { rows, .. } = embed(&call, form).await?;
     Ok(json_request::json(&json!({"embedding": rows.first()})))
 }

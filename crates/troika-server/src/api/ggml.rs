@@ -3,30 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use futures_util::stream::iter;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 use troika::Request;
 use troika::engine::sample::SampleParams;
-use troika::model::answer::Delta;
 use troika::model::tokenizer::{Infill, TokenizerError};
 
+use super::Answer;
 use super::chat::{prompt_progress, timings, token_logprob};
 use super::prompts::{Prompt, fim, prompts};
-use super::request::{choices, fresh, go_on, logprobs, max_tokens};
-use crate::chat::{ChatEvent, EndReason, TokenLogprob, Usage};
+use super::request::{choices, fresh, logprobs, max_tokens};
+use crate::chat::{ChatEvent, ChoiceAnswer, EndReason, Prepared, TokenLogprob, Usage};
 use crate::completion::Generation;
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
 use crate::limits;
 use crate::line_limit::LineLimit;
 use crate::open_model::InUse;
-use crate::problem::{Dialect, Problem};
+use crate::problem::Problem;
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 
@@ -37,30 +34,18 @@ const NEAR: usize = 2048;
 const MOST: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
 
 /// Goes on with prompts.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn completion(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn completion(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let given: Value = call.fields().need("prompt")?;
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let bytes = limits::size(&given);
     let prompts = turn.prepare(bytes, move |host| prompts(&given, host)).await?;
     answer(&turn, &call.fields(), prompts).await
 }
 
-/// Fills in a place of a text.
-///
-/// # Errors
-/// The model has no tokens for that, or what is wrong with the request.
-pub async fn infill(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+/// Fills in a place of a text, if the model has tokens for that.
+pub async fn infill(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     let place = Infill {
         prefix: fields.need("input_prefix")?,
@@ -69,7 +54,7 @@ pub async fn infill(
         files: fields.get("input_extra")?.unwrap_or_default(),
     };
     let predict = max_tokens(&fields, &MOST)?.unwrap_or(0);
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let prompt = turn.prepare(place.bytes(), move |host| around(&place, host, predict)).await?;
     answer(&turn, &fields, vec![prompt]).await
 }
@@ -112,11 +97,7 @@ pub fn settings(params: &SampleParams) -> Value {
 }
 
 /// Answers prompts, each `n` times.
-async fn answer(
-    turn: &Turn,
-    fields: &Fields<'_>,
-    prompts: Vec<Prompt>,
-) -> Result<Response, Problem> {
+async fn answer(turn: &Turn, fields: &Fields<'_>, prompts: Vec<Prompt>) -> Answer {
     let asked = Arc::new(Asked::read(fields, turn).await?);
     let n = choices(fields)?;
     let all = prompts.into_iter().flat_map(|prompt| (0..n).map(move |nth| (prompt.clone(), nth)));
@@ -127,7 +108,7 @@ async fn answer(
             let why = "a stream is of one prompt and one answer; send several requests";
             return Err(Problem::field("stream", why));
         };
-        let answers = go_on(turn, part.generation()).await?;
+        let answers = Prepared::plain(part.generation()).start(turn).await?;
         let (parts, has_new_line, end) = (0, false, (None, None));
         return Ok(stream::respond(answers, GgmlWriter { part, parts, has_new_line, end }));
     }
@@ -209,7 +190,7 @@ impl OnePart {
     }
 
     async fn whole(&self, turn: Turn) -> Result<Value, Problem> {
-        let answer = go_on(&turn, self.generation()).await?.collect().await?;
+        let answer = Prepared::plain(self.generation()).start(&turn).await?.collect().await?;
         let choice = answer.choices.into_iter().next().unwrap_or_default();
         let end = (choice.reason, choice.stop_text);
         Ok(self.last(&choice.content, &choice.logprobs, end, &answer.usage))
@@ -272,21 +253,14 @@ impl OnePart {
     }
 }
 
-/// Writes llama.cpp's chunks.
 struct GgmlWriter {
     part: OnePart,
-    /// Chunks so far.
     parts: usize,
     has_new_line: bool,
     end: End,
 }
 
 impl EventWriter for GgmlWriter {
-    fn begin(&mut self, out: &mut String) {
-        // The head of the response goes out before the first token is there.
-        out.push_str(": begun\n\n");
-    }
-
     fn event(&mut self, event: ChatEvent, out: &mut String) {
         match event {
             ChatEvent::Prompt(progress, time) => {
@@ -297,11 +271,7 @@ impl EventWriter for GgmlWriter {
                 }
             }
             ChatEvent::More(_, deltas, logprobs) => {
-                let text = deltas.into_iter().filter_map(|delta| match delta {
-                    Delta::Content(text) => Some(text),
-                    _ => None,
-                });
-                let text: String = text.collect();
+                let text = ChoiceAnswer::of(deltas).content;
                 self.parts += 1;
                 self.has_new_line |= text.contains('\n');
                 let mut more = self.part.more(&text, &logprobs);
@@ -318,9 +288,5 @@ impl EventWriter for GgmlWriter {
             *has = self.has_new_line.into();
         }
         stream::data(&last, out);
-    }
-
-    fn problem(&mut self, problem: &Problem, out: &mut String) {
-        stream::data(&problem.body(Dialect::OpenAi), out);
     }
 }

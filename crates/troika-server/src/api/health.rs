@@ -8,16 +8,14 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use super::Answer;
 use crate::json_request;
 use crate::models::ModelState;
 use crate::problem::Problem;
 use crate::state::Server;
 
 /// Whether requests are served: not while the first model is being opened, or when all have failed.
-///
-/// # Errors
-/// They are not, as yet.
-pub async fn health(State(server): State<Arc<Server>>) -> Result<Response, Problem> {
+pub async fn health(State(server): State<Arc<Server>>) -> Answer {
     let states: Vec<ModelState> = server.models.list().into_iter().map(|l| l.state).collect();
     let failed = states.iter().find_map(|state| match state {
         ModelState::Failed(why) => Some(why.clone()),

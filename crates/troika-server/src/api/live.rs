@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use troika::engine::PromptProgress;
 use troika::trace::{Arg, Span};
 
+use super::Answer;
 use crate::json_request;
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::{OpenModel, Watcher};
-use crate::problem::Problem;
 use crate::record::Record;
 use crate::state::Server;
 use crate::stream;
@@ -160,19 +160,12 @@ pub async fn events(State(server): State<Arc<Server>>) -> Response {
 /// Which model is asked about.
 #[derive(Deserialize)]
 pub struct OfModel {
-    /// Its name.
     pub model: Option<String>,
 }
 
 /// What runs where, and why.
-///
-/// # Errors
-/// There is no such model.
-pub async fn plan(
-    State(server): State<Arc<Server>>,
-    Query(of): Query<OfModel>,
-) -> Result<Response, Problem> {
-    let host = server.model(of.model.as_deref()).await?;
+pub async fn plan(State(server): State<Arc<Server>>, Query(of): Query<OfModel>) -> Answer {
+    let host = server.models.get(of.model.as_deref()).await?;
     let plan = host.model.plan();
     let reason = match &plan.predicted {
         Some(p) => format!("the best of those predicted by {}", p.source),

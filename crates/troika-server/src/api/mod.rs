@@ -24,11 +24,15 @@ mod tokens;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::response::Response;
 use axum::routing::{get, post};
 
 use crate::json_request::read_off;
 use crate::problem::Problem;
 use crate::state::Server;
+
+/// What a request is answered with. The error says what is wrong with it, or why it is not served.
+type Answer = Result<Response, Problem>;
 
 /// All routes of the interfaces.
 pub fn routes() -> Router<Arc<Server>> {

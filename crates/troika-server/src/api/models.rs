@@ -6,9 +6,9 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use super::Answer;
 use crate::json_request;
 use crate::models::{ListedModel, ModelState};
-use crate::problem::Problem;
 use crate::state::Server;
 
 fn model(name: &str, listed: &ListedModel) -> Value {
@@ -58,13 +58,7 @@ pub async fn ggml_list(State(server): State<Arc<Server>>) -> Response {
 }
 
 /// Tells of a model.
-///
-/// # Errors
-/// There is none of that name.
-pub async fn one(
-    State(server): State<Arc<Server>>,
-    Path(name): Path<String>,
-) -> Result<Response, Problem> {
+pub async fn one(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Answer {
     let found = server.models.listed(&name).ok_or_else(|| server.models.unknown(&name))?;
     Ok(json_request::json(&model(&found.name, &found)))
 }

@@ -1,19 +1,19 @@
 //! Ollama's `/api/chat` and `/api/generate`.
 
-use std::sync::Arc;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use troika::Request;
 
+use super::Answer;
 use super::chat::token_logprob;
 use super::prompts::Prompt;
-use super::request::{go_on, logprobs, max_tokens};
+use super::request::{logprobs, max_tokens};
 use crate::chat::{
-    ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage,
-    arguments_so_far, chat_messages,
+    ChatAnswer, ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, Prepared,
+    TokenLogprob, Tools, Usage, arguments_so_far, chat_messages,
 };
 use crate::completion::Generation;
 use crate::fields::Fields;
@@ -23,7 +23,6 @@ use crate::json_request::{self, JsonRequest};
 use crate::open_model::InUse;
 use crate::problem::{Dialect, Problem};
 use crate::sampling;
-use crate::state::Server;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::Delta;
@@ -37,46 +36,34 @@ enum Verb {
 }
 
 /// Answers a conversation.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn chat(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn chat(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let messages = fields.value("messages");
     without_images(messages)?;
     let says = messages.is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
-    let form = match begin(&server, &call, Verb::Chat, says).await? {
-        Begun::Answer(form) => form,
-        Begun::Done(response) => return Ok(response),
+    let form = match begin(&call, Verb::Chat, says).await? {
+        Continue(form) => form,
+        Break(done) => return Ok(done),
     };
     let host = form.host.clone();
     let tools = Tools::read(&fields, "parameters")?;
     let request = chat_request(&fields, &host, chat_messages(messages)?, tools)?;
-    let answers = super::request::start(&server, &host, call.client, request).await?;
+    let answers = super::request::start(&call, &host, request).await?;
     form.respond(answers, &fields).await
 }
 
 /// Goes on with a prompt, through the chat template unless it is raw.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn generate(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn generate(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let prompt: String = fields.get("prompt")?.unwrap_or_default();
-    let form = match begin(&server, &call, Verb::Generate, !prompt.is_empty()).await? {
-        Begun::Answer(form) => form,
-        Begun::Done(response) => return Ok(response),
+    let form = match begin(&call, Verb::Generate, !prompt.is_empty()).await? {
+        Continue(form) => form,
+        Break(done) => return Ok(done),
     };
     let host = form.host.clone();
     let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
     let answers = if fields.flag("raw")? || suffix.is_some() {
-        raw(&server, &host, &call, prompt, suffix).await?
+        raw(&host, &call, prompt, suffix).await?
     } else {
         let mut messages = Vec::new();
         if let Some(system) = fields.get::<String>("system")? {
@@ -84,48 +71,38 @@ pub async fn generate(
         }
         messages.push(json!({"role": "user", "content": prompt}));
         let request = chat_request(&fields, &host, messages, Tools::default())?;
-        super::request::start(&server, &host, call.client, request).await?
+        super::request::start(&call, &host, request).await?
     };
     form.respond(answers, &fields).await
-}
-
-/// What follows from the head of a request.
-enum Begun {
-    Answer(OllamaForm),
-    Done(Response),
 }
 
 /// Opens the model, and keeps it open for as long as is asked. A request that says nothing does no
 /// more than that, or closes it.
 async fn begin(
-    server: &Arc<Server>,
     call: &JsonRequest,
     verb: Verb,
     says: bool,
-) -> Result<Begun, Problem> {
+) -> Result<ControlFlow<Response, OllamaForm>, Problem> {
     let asked = Instant::now();
     let fields = call.fields();
     let kept = keep_alive(&fields)?;
     if !says && kept == Some(Some(Duration::ZERO)) {
         let model: String = fields.need("model")?;
-        server.models.unload(&model).await;
+        call.server.models.unload(&model).await;
         let done = object(verb, &model, "", Some("unload"));
-        return Ok(Begun::Done(json_request::json(&done)));
+        return Ok(Break(json_request::json(&done)));
     }
-    let host = server.model(call.model()?.as_deref()).await?;
+    let host = call.host().await?;
     if let Some(time) = kept {
         host.keep(time);
     }
     if !says {
-        return Ok(Begun::Done(json_request::json(&object(verb, &host.name, "", Some("load")))));
+        return Ok(Break(json_request::json(&object(verb, &host.name, "", Some("load")))));
     }
-    Ok(Begun::Answer(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
+    Ok(Continue(OllamaForm { verb, host, asked, loaded: asked.elapsed() }))
 }
 
 /// How long a model is to stay open, as Go writes times: `None` is for ever.
-///
-/// # Errors
-/// It is no time.
 pub fn keep_alive(fields: &Fields<'_>) -> Result<Option<Option<Duration>>, Problem> {
     let seconds = match fields.value("keep_alive") {
         None => return Ok(None),
@@ -166,7 +143,6 @@ fn go_seconds(text: &str) -> Option<f64> {
 
 /// The prompt as it is, or what is between it and a suffix.
 async fn raw(
-    server: &Arc<Server>,
     host: &InUse,
     call: &JsonRequest,
     prompt: String,
@@ -174,7 +150,7 @@ async fn raw(
 ) -> Result<ChatStream, Problem> {
     // What messages would say is in the prompt.
     let request = chat_request(&call.fields(), host, Vec::new(), Tools::default())?;
-    let turn = Turn::new(server, host, call.client);
+    let turn = Turn::new(call, host);
     let bytes = prompt.len() + suffix.as_ref().map_or(0, String::len);
     let tokenize = move |host: &InUse| {
         let prompt = Prompt::of_text(&prompt, host)?;
@@ -188,10 +164,11 @@ async fn raw(
         Some(constrain) => Some(turn.compile(constrain).await?),
         None => None,
     };
-    let max_tokens = server.options.max_tokens.into_iter().chain(request.max_tokens).min();
+    let max_tokens = call.server.options.max_tokens.into_iter().chain(request.max_tokens).min();
     let request =
         Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
-    go_on(&turn, Generation { prompt, request, choices: 1, grammar, ..Generation::default() }).await
+    let generation = Generation { prompt, request, choices: 1, grammar, ..Generation::default() };
+    Prepared::plain(generation).start(&turn).await
 }
 
 /// Refuses messages with pictures, in Ollama's words.
@@ -212,11 +189,7 @@ fn chat_request(
     messages: Vec<Value>,
     tools: Tools,
 ) -> Result<ChatRequest, Problem> {
-    let empty = Map::new();
-    let options = match fields.value("options") {
-        Some(options) => Fields::within("options", options)?,
-        None => Fields::of(&empty),
-    };
+    let options = fields.inner("options")?;
     let constrain = match fields.value("format") {
         None => None,
         Some(Value::String(name)) if name.is_empty() => None,
@@ -233,29 +206,21 @@ fn chat_request(
         params: sampling::params(&options, &host.model)?,
         max_tokens: max_tokens(&options, &["num_predict"])?,
         stop: options.texts("stop")?,
-        ignore_eos: false,
         choices: 1,
-        fresh: false,
         logprobs: match fields.flag("logprobs")? {
             true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
             false => None,
         },
         extra: super::thinking::variables(fields, host)?,
-        thinking_budget: None,
         split_reasoning: true,
         whole_calls: true,
-        continues: false,
+        ..ChatRequest::default()
     })
-}
-
-/// The time as RFC 3339 says it.
-fn now() -> String {
-    rfc3339(ids::since_1970())
 }
 
 /// An answer, or the end of one with its reason.
 fn object(verb: Verb, model: &str, text: &str, end: Option<&str>) -> Value {
-    let mut object = json!({"model": model, "created_at": now()});
+    let mut object = json!({"model": model, "created_at": rfc3339(ids::since_1970())});
     match verb {
         Verb::Chat => object["message"] = json!({"role": "assistant", "content": text}),
         Verb::Generate => object["response"] = text.into(),
@@ -276,36 +241,24 @@ struct OllamaForm {
 }
 
 impl OllamaForm {
-    async fn respond(
-        self,
-        mut answers: ChatStream,
-        fields: &Fields<'_>,
-    ) -> Result<Response, Problem> {
+    async fn respond(self, mut answers: ChatStream, fields: &Fields<'_>) -> Answer {
         answers.left_out.extend(self.left_out(fields, answers.usage().prompt)?);
-        if fields.get("stream")?.unwrap_or(true) {
-            return Ok(stream::respond(
-                answers,
-                OllamaWriter { form: self, reason: None, call: None },
-            ));
-        }
-        let answer = answers.collect().await?;
-        let usage = answer.usage;
-        let choice = answer.choices.into_iter().next().unwrap_or_default();
-        Ok(json_request::with_left_out(
-            json_request::json(&self.last(&choice, &usage)),
-            &answer.left_out,
-        ))
+        let streams = fields.get("stream")?.unwrap_or(true);
+        let writer = OllamaWriter { form: self, reason: None, call: None };
+        let whole = |writer: OllamaWriter, answer: ChatAnswer| {
+            let choice = answer.choices.into_iter().next().unwrap_or_default();
+            writer.form.last(&choice, &answer.usage)
+        };
+        stream::answer(answers, streams, writer, whole).await
     }
 
     /// What a model that is open already cannot do for a request with a prompt of so many tokens: a
     /// longer context, or a shorter one that would shorten the prompt; thoughts that it has not.
     fn left_out(&self, fields: &Fields<'_>, prompt: usize) -> Result<Vec<String>, Problem> {
         let mut names = Vec::new();
-        if let Some(options) = fields.value("options") {
-            let wanted: Option<usize> = Fields::within("options", options)?.get("num_ctx")?;
-            if wanted.is_some_and(|n| n > self.host.model.context() || n < prompt) {
-                names.push("options.num_ctx".into());
-            }
+        let wanted: Option<usize> = fields.inner("options")?.get("num_ctx")?;
+        if wanted.is_some_and(|n| n > self.host.model.context() || n < prompt) {
+            names.push("options.num_ctx".into());
         }
         if fields.value("think").is_some_and(|think| *think != false) && !self.host.thinks() {
             names.push("think".into());

@@ -4,17 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 use troika::model::families::gguf_name;
 use troika::model::spec::Layer;
 
+use super::Answer;
 use crate::ids;
 use crate::json_request::{self, JsonRequest};
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::OpenModel;
-use crate::problem::Problem;
 use crate::state::Server;
 use troika::model::chat::rfc3339;
 
@@ -24,7 +23,6 @@ const VERSION: &str = "0.12.0";
 /// What models without a template get.
 const NO_TEMPLATE: &str = "{{ messages | map(attribute='content') | join('\\n') }}";
 
-/// The version.
 pub async fn version() -> Response {
     json_request::json(&json!({"version": VERSION}))
 }
@@ -132,19 +130,11 @@ fn capabilities(host: &OpenModel) -> Vec<&'static str> {
 }
 
 /// Tells of a model. It is opened for that.
-///
-/// # Errors
-/// There is none of that name, or it cannot be opened.
-pub async fn show(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
+pub async fn show(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let name = call.model()?.or(fields.get("name")?);
-    let host = server.model(name.as_deref()).await?;
-    let list = server.models.list();
-    let listed = list.iter().find(|listed| listed.name == host.name);
-    let gone = || Problem::new(StatusCode::NOT_FOUND, "the model was closed; ask again");
+    let host = call.server.models.get(name.as_deref()).await?;
+    let listed = call.server.models.listed(&host.name);
     let spec = host.model.spec();
     let arch = gguf_name(&spec.family);
     let mut info = json!({
@@ -163,8 +153,8 @@ pub async fn show(
         "modelfile": "",
         "parameters": "",
         "template": template(&host),
-        "modified_at": since(&server),
-        "details": details(listed.ok_or_else(gone)?),
+        "modified_at": since(&call.server),
+        "details": listed.as_ref().map(details),
         "model_info": info,
         "capabilities": capabilities(&host),
     })))

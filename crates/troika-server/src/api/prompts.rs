@@ -12,9 +12,7 @@ use crate::problem::Problem;
 /// A text to go on with.
 #[derive(Clone, Debug, Default)]
 pub struct Prompt {
-    /// Its tokens.
     pub ids: Vec<u32>,
-    /// Its text.
     pub text: String,
 }
 
@@ -36,7 +34,7 @@ impl Prompt {
         for part in list {
             match part {
                 Value::String(text) if ids.is_empty() => ids = Prompt::of_text(text, host)?.ids,
-                Value::String(text) => ids.extend(encode(text, host, true)?),
+                Value::String(text) => ids.extend(encode(text, host, false, true)?),
                 id => {
                     let id = whole(id).and_then(|id| u32::try_from(id).ok());
                     ids.push(id.ok_or_else(wrong)?);
@@ -57,7 +55,7 @@ impl Prompt {
             let why = "the model has no tokens for a text to be filled in; leave suffix out";
             Problem::field("suffix", why)
         })?;
-        let suffix = encode(suffix, host, false)?;
+        let suffix = encode(suffix, host, false, false)?;
         // The beginning of the text comes before the prefix.
         let begins = tokenizer.begins().and_then(|id| self.ids.strip_prefix(&[id]));
         let prefix = begins.unwrap_or(&self.ids);
@@ -71,12 +69,20 @@ pub fn fim(host: &InUse) -> Option<(FimTokens, &Tokenizer)> {
     Some((tokenizer.fim()?, tokenizer))
 }
 
-/// The tokens of a part of a text.
-fn encode(text: &str, host: &InUse, parse_special: bool) -> Result<Vec<u32>, Problem> {
+/// The tokens of a text, or of a part of one without those at its ends.
+///
+/// # Errors
+/// It is too long, or the model has no tokenizer.
+pub fn encode(
+    text: &str,
+    host: &InUse,
+    add_special: bool,
+    parse_special: bool,
+) -> Result<Vec<u32>, Problem> {
     host.model.check_text(text.len())?;
     let tokenizer = host.model.tokenizer();
     let tokenizer = tokenizer.ok_or_else(|| Problem::bad("the model has no tokenizer"))?;
-    tokenizer.encode(text, false, parse_special).map_err(|e| Problem::bad(e.to_string()))
+    tokenizer.encode(text, add_special, parse_special).map_err(|e| Problem::bad(e.to_string()))
 }
 
 fn wrong() -> Problem {

@@ -7,21 +7,15 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use troika::model::tokenizer::Tokenizer;
 
+use super::Answer;
 use super::ggml::settings;
 use super::live::OfModel;
 use crate::json_request;
-use crate::problem::Problem;
 use crate::state::Server;
 
 /// What a model is, and what it does by itself. Its files' place is nobody's business.
-///
-/// # Errors
-/// There is no such model, or it cannot be opened.
-pub async fn props(
-    State(server): State<Arc<Server>>,
-    Query(of): Query<OfModel>,
-) -> Result<Response, Problem> {
-    let host = server.model(of.model.as_deref()).await?;
+pub async fn props(State(server): State<Arc<Server>>, Query(of): Query<OfModel>) -> Answer {
+    let host = server.models.get(of.model.as_deref()).await?;
     let (model, tokenizer) = (&host.model, host.model.tokenizer());
     let token = |id: fn(&Tokenizer) -> Option<u32>| {
         tokenizer.and_then(|t| t.token(id(t)?)).unwrap_or_default()
@@ -49,14 +43,8 @@ pub async fn props(
 }
 
 /// Answers that are computed at once. They have no place of their own: the first are those at work.
-///
-/// # Errors
-/// There is no such model, or it cannot be opened.
-pub async fn slots(
-    State(server): State<Arc<Server>>,
-    Query(of): Query<OfModel>,
-) -> Result<Response, Problem> {
-    let host = server.model(of.model.as_deref()).await?;
+pub async fn slots(State(server): State<Arc<Server>>, Query(of): Query<OfModel>) -> Answer {
+    let host = server.models.get(of.model.as_deref()).await?;
     let (all, busy) = (server.options.parallel, server.queue.running());
     let context = host.model.context();
     let slot = |id| json!({"id": id, "n_ctx": context, "is_processing": id < busy});

@@ -1,20 +1,15 @@
 //! What all chat interfaces have in common.
 
-use std::sync::Arc;
-
 use serde_json::Value;
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
-use crate::completion::{self, Generation};
 use crate::fields::Fields;
+use crate::json_request::JsonRequest;
 use crate::limits::{CHOICES, LOGPROBS};
 use crate::open_model::InUse;
 use crate::problem::Problem;
-use crate::queue::Client;
 use crate::sampling;
-use crate::state::Server;
 use crate::turn::Turn;
-use troika::model::answer::{Format, ReaderOptions};
 
 /// Names by which clients bound thoughts.
 const BUDGETS: &[&str] = &[
@@ -77,17 +72,11 @@ pub fn max_tokens(fields: &Fields<'_>, names: &[&str]) -> Result<Option<usize>, 
 
 /// Whether the prompt is computed as a whole, whatever of it is cached: llama.cpp's `cache_prompt`
 /// says no.
-///
-/// # Errors
-/// It is neither true nor false.
 pub fn fresh(fields: &Fields<'_>) -> Result<bool, Problem> {
     Ok(fields.get("cache_prompt")? == Some(false))
 }
 
-/// How many answers.
-///
-/// # Errors
-/// None, or too many.
+/// How many answers, unless there are none or too many.
 pub fn choices(fields: &Fields<'_>) -> Result<usize, Problem> {
     let n = fields.get("n")?.unwrap_or(1);
     if (1..=CHOICES).contains(&n) {
@@ -96,10 +85,7 @@ pub fn choices(fields: &Fields<'_>) -> Result<usize, Problem> {
     Err(Problem::field("n", format!("n is {n}; it has to be from 1 to {CHOICES}")))
 }
 
-/// Checks how many tokens' probabilities are asked for.
-///
-/// # Errors
-/// Too many.
+/// How many tokens' probabilities are asked for, unless they are too many.
 pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
     if n <= LOGPROBS {
         return Ok(n);
@@ -107,28 +93,15 @@ pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
     Err(Problem::field(name, format!("{name} is {n}; it has to be from 0 to {LOGPROBS}")))
 }
 
-/// Starts the answers to a prompt; their text is passed on as it is.
-///
-/// # Errors
-/// The queue is full, or the request cannot be served.
-pub async fn go_on(turn: &Turn, generation: Generation) -> Result<ChatStream, Problem> {
-    let (choices, tokens) = (generation.choices, generation.prompt.len());
-    let answers = completion::start(turn, generation).await?;
-    let format = Format::detect(None);
-    let readers = (0..choices).map(|_| format.reader(ReaderOptions::default())).collect();
-    Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers).of_prompt(tokens))
-}
-
 /// Starts the answers.
 ///
 /// # Errors
 /// The conversation cannot be rendered or honoured, or the queue is full.
 pub async fn start(
-    server: &Arc<Server>,
+    call: &JsonRequest,
     host: &InUse,
-    client: Client,
     request: ChatRequest,
 ) -> Result<ChatStream, Problem> {
-    let turn = Turn::new(server, host, client);
+    let turn = Turn::new(call, host);
     request.prepare(&turn).await?.start(&turn).await
 }

@@ -1,30 +1,18 @@
 //! OpenAI's `/v1/responses`. Nothing is kept between requests.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::response::Response;
-
+use super::Answer;
 use super::request::{chat_request, max_tokens, start};
 use super::responses_form::ResponseForm;
 use super::responses_input::messages;
 use super::responses_stream::ResponseWriter;
 use crate::chat::Tools;
-use crate::fields::Fields;
-use crate::json_request::{self, JsonRequest};
+use crate::json_request::JsonRequest;
 use crate::problem::Problem;
-use crate::state::Server;
 use crate::stream;
 
 /// Answers a conversation.
-///
-/// # Errors
-/// What is wrong with the request.
-pub async fn responses(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn responses(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     if fields.texts("include")?.iter().any(|what| what == "message.output_text.logprobs") {
         let why = "include: /v1/chat/completions tells the probabilities of tokens";
@@ -34,22 +22,11 @@ pub async fn responses(
     let messages = messages(&fields, &mut tools.left_out)?;
     let mut request = chat_request(&fields, &host, messages, tools)?;
     request.max_tokens = max_tokens(&fields, &["max_output_tokens"])?;
-    if let Some(text) = fields.value("text") {
-        let format = Fields::within("text", text)?.value("format");
-        if let Some(format) = format {
-            request.constrain = super::constrain::format(format, "text.format")?;
-        }
+    if let Some(format) = fields.inner("text")?.value("format") {
+        request.constrain = super::constrain::format(format, "text.format")?;
     }
     let form = ResponseForm::new(&fields, &host.name);
     let streams = fields.flag("stream")?;
-    let answers = start(&server, &host, call.client, request).await?;
-    if streams {
-        return Ok(stream::respond(answers, ResponseWriter::new(form)));
-    }
-    let answer = answers.collect().await?;
-    let choice = answer.choices.into_iter().next().unwrap_or_default();
-    Ok(json_request::with_left_out(
-        json_request::json(&form.whole(&choice, &answer.usage)),
-        &answer.left_out,
-    ))
+    let answers = start(&call, &host, request).await?;
+    stream::answer(answers, streams, ResponseWriter::new(form), ResponseWriter::whole).await
 }

@@ -7,6 +7,55 @@ use crate::fields::Fields;
 use crate::ids;
 use crate::problem::Problem;
 
+/// The kinds of items of a response.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum ItemKind {
+    Message,
+    Reasoning,
+    Call,
+}
+
+pub struct Item {
+    pub kind: ItemKind,
+    pub id: String,
+    /// The name of a call.
+    name: String,
+    /// The text, or the arguments of a call.
+    pub text: String,
+}
+
+impl Item {
+    pub fn new(kind: ItemKind, name: &str, text: &str) -> Item {
+        let id = ids::unique(match kind {
+            ItemKind::Message => "msg_",
+            ItemKind::Reasoning => "rs_",
+            ItemKind::Call => "fc_",
+        });
+        Item { kind, id, name: name.into(), text: text.into() }
+    }
+
+    /// The part with its text; a call has none.
+    pub fn part(&self) -> Option<Value> {
+        let text = &self.text;
+        match self.kind {
+            ItemKind::Message => Some(
+                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+            ),
+            ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": text})),
+            ItemKind::Call => None,
+        }
+    }
+
+    /// What is told when all of it is there.
+    pub fn all(&self) -> Value {
+        match self.kind {
+            ItemKind::Message => json!({"content_index": 0, "text": self.text, "logprobs": []}),
+            ItemKind::Reasoning => json!({"content_index": 0, "text": self.text}),
+            ItemKind::Call => json!({"name": self.name, "arguments": self.text}),
+        }
+    }
+}
+
 /// What every form of the response says.
 pub struct ResponseForm {
     object: Value,
@@ -75,16 +124,32 @@ impl ResponseForm {
         whole
     }
 
-    /// A call of a function. The namespace that its name begins with is said apart.
-    pub fn call_item(&self, id: &str, name: &str, arguments: &str, status: &str) -> Value {
-        let mut item = json!({
-            "id": id,
-            "type": "function_call",
-            "status": status,
-            "call_id": id.replacen("fc_", "call_", 1),
-            "name": name,
-            "arguments": arguments,
-        });
+    /// An item; one that has just begun has no parts. The namespace that the name of a call begins
+    /// with is said apart.
+    pub fn item(&self, item: &Item, status: &str) -> Value {
+        let Item { kind, id, name, text } = item;
+        let content = Vec::from_iter(item.part().filter(|_| status != "in_progress"));
+        let mut item = match kind {
+            ItemKind::Message => json!({
+                "id": id, "type": "message", "status": status, "role": "assistant",
+                "content": content,
+            }),
+            ItemKind::Reasoning => json!({
+                "id": id, "type": "reasoning", "status": status, "summary": [],
+                "content": content,
+            }),
+            ItemKind::Call => json!({
+                "id": id,
+                "type": "function_call",
+                "status": status,
+                "call_id": id.replacen("fc_", "call_", 1),
+                "name": name,
+                "arguments": text,
+            }),
+        };
+        if *kind != ItemKind::Call {
+            return item;
+        }
         let tools = self.object["tools"].as_array().into_iter().flatten();
         for namespace in tools.filter(|tool| tool["type"] == "namespace") {
             let inner = name.strip_prefix(namespace["name"].as_str().unwrap_or_default());
@@ -96,20 +161,20 @@ impl ResponseForm {
         item
     }
 
-    /// The response as a whole.
     pub fn whole(&self, choice: &ChoiceAnswer, usage: &Usage) -> Value {
-        let mut output = Vec::new();
+        let mut items = Vec::new();
         let reason = choice.reason.unwrap_or(EndReason::Stop);
         if !choice.reasoning.is_empty() {
-            output.push(reasoning_item(&ids::unique("rs_"), &choice.reasoning, "completed"));
+            items.push(Item::new(ItemKind::Reasoning, "", &choice.reasoning));
         }
         if !choice.content.is_empty() || choice.calls.is_empty() && choice.reasoning.is_empty() {
-            output.push(message_item(&ids::unique("msg_"), &choice.content, "completed"));
+            items.push(Item::new(ItemKind::Message, "", &choice.content));
         }
-        for (name, arguments) in &choice.calls {
-            let item = self.call_item(&ids::unique("fc_"), name, arguments, "completed");
-            output.push(item);
-        }
+        let call =
+            |(name, arguments): &(String, String)| Item::new(ItemKind::Call, name, arguments);
+        items.extend(choice.calls.iter().map(call));
+        let mut output: Vec<Value> =
+            items.iter().map(|item| self.item(item, "completed")).collect();
         if let Some(last) = output.last_mut() {
             last["status"] = status(reason).into();
         }
@@ -120,30 +185,4 @@ impl ResponseForm {
 /// The status of a response, and of its last item.
 pub fn status(reason: EndReason) -> &'static str {
     if reason == EndReason::Length { "incomplete" } else { "completed" }
-}
-
-/// A part with text.
-pub fn text_part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-}
-
-/// A message; one that has just begun has no parts.
-pub fn message_item(id: &str, text: &str, status: &str) -> Value {
-    let content = if status == "in_progress" { json!([]) } else { json!([text_part(text)]) };
-    json!({
-        "id": id, "type": "message", "status": status, "role": "assistant", "content": content,
-    })
-}
-
-/// A part with what the model thought.
-pub fn thought_part(text: &str) -> Value {
-    json!({"type": "reasoning_text", "text": text})
-}
-
-/// What the model thought.
-pub fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
-    let content = if status == "in_progress" { json!([]) } else { json!([thought_part(text)]) };
-    json!({
-        "id": id, "type": "reasoning", "status": status, "summary": [], "content": content,
-    })
 }

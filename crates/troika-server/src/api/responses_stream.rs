@@ -2,37 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::responses_form::{
-    ResponseForm, message_item, reasoning_item, status, text_part, thought_part,
-};
-use crate::chat::{ChatEvent, EndReason, Usage};
-use crate::ids;
+use super::responses_form::{Item, ItemKind, ResponseForm, status};
+use crate::chat::{ChatAnswer, ChatEvent, EndReason, Usage};
 use crate::problem::Problem;
 use crate::stream::{self, EventWriter};
 use troika::model::answer::Delta;
-
-/// The item that is being written.
-enum Item {
-    Message { id: String, text: String },
-    Reasoning { id: String, text: String },
-    Call { id: String, name: String, arguments: String },
-}
-
-impl Item {
-    fn id(&self) -> &str {
-        match self {
-            Item::Message { id, .. } | Item::Reasoning { id, .. } | Item::Call { id, .. } => id,
-        }
-    }
-
-    fn json(&self, form: &ResponseForm, status: &str) -> Value {
-        match self {
-            Item::Message { id, text } => message_item(id, text, status),
-            Item::Reasoning { id, text } => reasoning_item(id, text, status),
-            Item::Call { id, name, arguments } => form.call_item(id, name, arguments, status),
-        }
-    }
-}
 
 /// Writes events with numbers.
 pub struct ResponseWriter {
@@ -50,6 +24,11 @@ impl ResponseWriter {
         ResponseWriter { form, number: 0, done, open, reason }
     }
 
+    pub fn whole(self, answer: ChatAnswer) -> Value {
+        let choice = answer.choices.into_iter().next().unwrap_or_default();
+        self.form.whole(&choice, &answer.usage)
+    }
+
     fn send(&mut self, kind: &str, mut event: Value, out: &mut String) {
         event["type"] = kind.into();
         event["sequence_number"] = self.number.into();
@@ -64,85 +43,60 @@ impl ResponseWriter {
         self.send(kind, event, out);
     }
 
-    fn begin_item(&mut self, item: Item, out: &mut String) {
+    fn begin_item(&mut self, kind: ItemKind, name: &str, out: &mut String) {
         self.end_item("completed", out);
-        let index = self.done.len();
-        let added = json!({"output_index": index, "item": item.json(&self.form, "in_progress")});
+        let item = Item::new(kind, name, "");
+        let begun = self.form.item(&item, "in_progress");
+        let added = json!({"output_index": self.done.len(), "item": begun});
         self.send("response.output_item.added", added, out);
-        let part = match &item {
-            Item::Message { .. } => Some(text_part("")),
-            Item::Reasoning { .. } => Some(thought_part("")),
-            Item::Call { .. } => None,
-        };
-        if let Some(part) = part {
-            let part = json!({"content_index": 0, "part": part});
-            self.send_of(item.id(), "response.content_part.added", part, out);
-        }
+        self.send_part(&item, "response.content_part.added", out);
         self.open = Some(item);
+    }
+
+    fn send_part(&mut self, item: &Item, kind: &str, out: &mut String) {
+        if let Some(part) = item.part() {
+            self.send_of(&item.id, kind, json!({"content_index": 0, "part": part}), out);
+        }
     }
 
     fn end_item(&mut self, status: &str, out: &mut String) {
         let Some(item) = self.open.take() else { return };
-        let id = item.id().to_string();
-        match &item {
-            Item::Message { text, .. } => {
-                let all = json!({"content_index": 0, "text": text, "logprobs": []});
-                self.send_of(&id, "response.output_text.done", all, out);
-                let part = json!({"content_index": 0, "part": text_part(text)});
-                self.send_of(&id, "response.content_part.done", part, out);
-            }
-            Item::Reasoning { text, .. } => {
-                let all = json!({"content_index": 0, "text": text});
-                self.send_of(&id, "response.reasoning_text.done", all, out);
-                let part = json!({"content_index": 0, "part": thought_part(text)});
-                self.send_of(&id, "response.content_part.done", part, out);
-            }
-            Item::Call { name, arguments, .. } => {
-                let all = json!({"name": name, "arguments": arguments});
-                self.send_of(&id, "response.function_call_arguments.done", all, out);
-            }
-        }
-        let item = item.json(&self.form, status);
+        self.send_of(&item.id, &format!("{}.done", event(item.kind)), item.all(), out);
+        self.send_part(&item, "response.content_part.done", out);
+        let item = self.form.item(&item, status);
         let done = json!({"output_index": self.done.len(), "item": item});
         self.send("response.output_item.done", done, out);
         self.done.push(item);
     }
 
     fn delta(&mut self, delta: Delta, out: &mut String) {
-        let (id, kind, event) = match delta {
-            Delta::Content(more) => {
-                if !matches!(self.open, Some(Item::Message { .. })) {
-                    let id = ids::unique("msg_");
-                    self.begin_item(Item::Message { id, text: String::new() }, out);
-                }
-                let Some(Item::Message { id, text }) = &mut self.open else { return };
-                text.push_str(&more);
-                let event = json!({"content_index": 0, "delta": more, "logprobs": []});
-                (id.clone(), "response.output_text.delta", event)
-            }
-            Delta::Reasoning(more) => {
-                if !matches!(self.open, Some(Item::Reasoning { .. })) {
-                    let id = ids::unique("rs_");
-                    self.begin_item(Item::Reasoning { id, text: String::new() }, out);
-                }
-                let Some(Item::Reasoning { id, text }) = &mut self.open else { return };
-                text.push_str(&more);
-                let event = json!({"content_index": 0, "delta": more});
-                (id.clone(), "response.reasoning_text.delta", event)
-            }
-            Delta::CallStart { name, .. } => {
-                let (id, arguments) = (ids::unique("fc_"), String::new());
-                self.begin_item(Item::Call { id, name, arguments }, out);
-                return;
-            }
-            Delta::CallArguments { json, .. } => {
-                let Some(Item::Call { id, arguments, .. }) = &mut self.open else { return };
-                arguments.push_str(&json);
-                let event = json!({"delta": json});
-                (id.clone(), "response.function_call_arguments.delta", event)
-            }
+        let (kind, more) = match delta {
+            Delta::Content(more) => (ItemKind::Message, more),
+            Delta::Reasoning(more) => (ItemKind::Reasoning, more),
+            Delta::CallArguments { json, .. } => (ItemKind::Call, json),
+            Delta::CallStart { name, .. } => return self.begin_item(ItemKind::Call, &name, out),
         };
-        self.send_of(&id, kind, event, out);
+        if kind != ItemKind::Call && self.open.as_ref().is_none_or(|item| item.kind != kind) {
+            self.begin_item(kind, "", out);
+        }
+        let Some(item) = self.open.as_mut().filter(|item| item.kind == kind) else { return };
+        item.text.push_str(&more);
+        let id = item.id.clone();
+        let news = match kind {
+            ItemKind::Message => json!({"content_index": 0, "delta": more, "logprobs": []}),
+            ItemKind::Reasoning => json!({"content_index": 0, "delta": more}),
+            ItemKind::Call => json!({"delta": more}),
+        };
+        self.send_of(&id, &format!("{}.delta", event(kind)), news, out);
+    }
+}
+
+/// What the events of an item's text begin with.
+fn event(kind: ItemKind) -> &'static str {
+    match kind {
+        ItemKind::Message => "response.output_text",
+        ItemKind::Reasoning => "response.reasoning_text",
+        ItemKind::Call => "response.function_call_arguments",
     }
 }
 
@@ -165,8 +119,7 @@ impl EventWriter for ResponseWriter {
 
     fn end(&mut self, usage: &Usage, out: &mut String) {
         if self.open.is_none() && self.done.is_empty() {
-            let id = ids::unique("msg_");
-            self.begin_item(Item::Message { id, text: String::new() }, out);
+            self.begin_item(ItemKind::Message, "", out);
         }
         self.end_item(status(self.reason), out);
         let response = self.form.complete(std::mem::take(&mut self.done), self.reason, usage);

@@ -20,8 +20,7 @@ fn of(fields: &Fields<'_>, template: &str) -> Result<Map<String, Value>, Problem
     let mut on = given("enable_thinking").or(given("thinking")).or(fields.get("enable_thinking")?);
     let mut effort: Option<String> = fields.get("reasoning_effort")?;
     for (name, switch) in [("reasoning", "enabled"), ("output_config", "")] {
-        let Some(object) = fields.value(name) else { continue };
-        let inner = Fields::within(name, object)?;
+        let inner = fields.inner(name)?;
         effort = effort.or(inner.get("effort")?);
         on = on.or(inner.get(switch)?);
     }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::Response;
 use serde_json::{Value, json};
 use troika::Conversation;
 use troika::model::chat::local_time;
 
+use super::Answer;
+use super::prompts::encode;
 use crate::chat::{Tools, chat_messages, text_bytes};
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
@@ -18,14 +19,8 @@ use crate::state::Server;
 use crate::turn::Turn;
 
 /// Text to token ids.
-///
-/// # Errors
-/// There is no text, or no tokenizer.
-pub async fn tokenize(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn tokenize(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let fields = call.fields();
     let special = fields.get("add_special_tokens")?.or(fields.get("add_special")?);
     // llama.cpp's server, whose field is "content", adds none by itself.
@@ -35,7 +30,7 @@ pub async fn tokenize(
     let talk = fields.value("messages").map(|_| conversation(&fields, &host)).transpose()?;
     let pieces = fields.flag("with_pieces")?;
     let parse_special = fields.get("parse_special")?.unwrap_or(true);
-    let turn = Turn::new(&server, &host, call.client);
+    let turn = Turn::new(&call, &host);
     let given = talk.as_ref().map_or(&[][..], |talk| talk.messages.as_slice());
     let of_text = text.as_ref().map_or(0, String::len);
     host.model.check_text(of_text + text_bytes(given))?;
@@ -48,11 +43,7 @@ pub async fn tokenize(
         }
         let text =
             text.ok_or_else(|| Problem::field("content", "content, the text, is missing"))?;
-        let tokenizer = host.model.tokenizer();
-        let none = || Problem::bad("the model has no tokenizer");
-        let special = special.unwrap_or(!by_content);
-        let encoded = tokenizer.ok_or_else(none)?.encode(&text, special, parse_special);
-        encoded.map_err(|e| Problem::bad(e.to_string()))
+        encode(&text, host, special.unwrap_or(!by_content), parse_special)
     };
     let ids = turn.prepare(bytes, tokenize).await?;
     let spelled = |id: &u32| {
@@ -69,14 +60,8 @@ pub async fn tokenize(
 }
 
 /// Token ids to text.
-///
-/// # Errors
-/// There are no tokens, or no tokenizer.
-pub async fn detokenize(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn detokenize(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let ids: Vec<u32> = call.fields().need("tokens")?;
     let tokenizer = host.model.tokenizer();
     let tokenizer = tokenizer.ok_or_else(|| Problem::bad("the model has no tokenizer"))?;
@@ -86,9 +71,6 @@ pub async fn detokenize(
 }
 
 /// Checks that a model knows token ids.
-///
-/// # Errors
-/// It does not.
 pub fn check_ids(name: &str, ids: &[u32], host: &InUse) -> Result<(), Problem> {
     let vocab = host.model.spec().vocab;
     match ids.iter().find(|id| **id as usize >= vocab) {
@@ -101,11 +83,8 @@ pub fn check_ids(name: &str, ids: &[u32], host: &InUse) -> Result<(), Problem> {
 }
 
 /// What clients that count tokens want to know, as vLLM tells it.
-///
-/// # Errors
-/// The model cannot be opened.
-pub async fn info(State(server): State<Arc<Server>>) -> Result<Response, Problem> {
-    let host = server.model(None).await?;
+pub async fn info(State(server): State<Arc<Server>>) -> Answer {
+    let host = server.models.get(None).await?;
     let tokenizer = host.model.tokenizer();
     let token = |id: Option<u32>| id.and_then(|id| tokenizer?.token(id));
     Ok(json_request::json(&json!({
@@ -119,18 +98,12 @@ pub async fn info(State(server): State<Arc<Server>>) -> Result<Response, Problem
 }
 
 /// The prompt that a conversation becomes.
-///
-/// # Errors
-/// The template refuses the messages.
-pub async fn apply_template(
-    State(server): State<Arc<Server>>,
-    call: JsonRequest,
-) -> Result<Response, Problem> {
-    let host = server.model(call.model()?.as_deref()).await?;
+pub async fn apply_template(call: JsonRequest) -> Answer {
+    let host = call.host().await?;
     let talk = conversation(&call.fields(), &host)?;
     let bytes = talk.messages.iter().map(limits::size).sum();
     let render = move |host: &InUse| Ok(host.model.chat_prompt(&talk)?.text);
-    let prompt = Turn::new(&server, &host, call.client).prepare(bytes, render).await?;
+    let prompt = Turn::new(&call, &host).prepare(bytes, render).await?;
     Ok(json_request::json(&json!({"prompt": prompt})))
 }
 

@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc::error::TryRecvError;
 use troika::engine::PromptProgress;
 use troika::engine::sample::Logprobs;
 use troika::{Finish, Output, Stats, TextPiece};
@@ -23,7 +22,6 @@ pub enum EndReason {
     Stop,
     /// The number of tokens, or the context.
     Length,
-    /// The model calls tools.
     ToolCalls,
 }
 
@@ -41,16 +39,13 @@ impl EndReason {
 /// A token with its probability, and the probabilities of others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// The token.
     pub token: u32,
-    /// The logarithms of probabilities.
     pub logprobs: Logprobs,
 }
 
 /// Tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Tokens of the prompt.
     pub prompt: usize,
     /// The part of them that was cached.
     pub cached: usize,
@@ -77,7 +72,6 @@ pub enum ChatEvent {
 /// An answer as a whole.
 #[derive(Clone, Debug, Default)]
 pub struct ChoiceAnswer {
-    /// Its text.
     pub content: String,
     /// What the model thought before.
     pub reasoning: String,
@@ -85,21 +79,15 @@ pub struct ChoiceAnswer {
     pub calls: Vec<(String, String)>,
     /// Its tokens with their probabilities, if asked for.
     pub logprobs: Vec<TokenLogprob>,
-    /// Why it ended.
     pub reason: Option<EndReason>,
-    /// The stop text that ended it.
     pub stop_text: Option<String>,
 }
 
 /// All answers to a request.
 #[derive(Clone, Debug)]
 pub struct ChatAnswer {
-    /// The answers.
     pub choices: Vec<ChoiceAnswer>,
-    /// Tokens.
     pub usage: Usage,
-    /// What of the request is not honoured.
-    pub left_out: BTreeSet<String>,
 }
 
 /// An answer on its way.
@@ -169,37 +157,30 @@ pub struct ChatStream {
 }
 
 impl ChatStream {
-    /// The news of answers, one for each reader.
-    pub fn new(metrics: Arc<Metrics>, answers: Answers, readers: Vec<Reader>) -> ChatStream {
+    /// The news of answers to a prompt of so many tokens, one for each reader: only as many calls
+    /// as there may be, and nothing but calls where these are forced.
+    pub fn new(
+        metrics: Arc<Metrics>,
+        answers: Answers,
+        readers: Vec<Reader>,
+        tools: &Tools,
+        prompt: usize,
+    ) -> ChatStream {
         let choice = |reader| Choice { reader, calls: 0, cut: false, thinks: false, held: 0 };
-        let choices: Vec<Choice> = readers.into_iter().map(choice).collect();
-        let (open, pending, usage) = (choices.len(), VecDeque::new(), Usage::default());
+        let record = Record::current();
+        record.note(|told| told.prompt += prompt);
         ChatStream {
             metrics,
-            record: Record::current(),
+            record,
             answers,
-            choices,
-            parallel: true,
-            forced: false,
-            left_out: BTreeSet::new(),
-            open,
-            pending,
-            usage,
+            open: readers.len(),
+            choices: readers.into_iter().map(choice).collect(),
+            parallel: tools.several(),
+            forced: tools.forced(),
+            left_out: tools.left_out.clone(),
+            pending: VecDeque::new(),
+            usage: Usage { prompt, ..Usage::default() },
         }
-    }
-
-    /// Of each answer only as many calls as there may be, and nothing but calls where these are
-    /// forced.
-    pub fn with_calls(self, tools: &Tools) -> ChatStream {
-        let (parallel, forced) = (tools.several(), tools.forced());
-        ChatStream { parallel, forced, left_out: tools.left_out.clone(), ..self }
-    }
-
-    /// Notes the length of the prompt.
-    pub fn of_prompt(mut self, tokens: usize) -> ChatStream {
-        self.usage.prompt = tokens;
-        self.record.note(|told| told.prompt += tokens);
-        self
     }
 
     /// Tokens so far.
@@ -213,62 +194,36 @@ impl ChatStream {
     /// An answer failed; the others are cancelled.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, Problem>> {
         loop {
-            if let Some(news) = self.noted() {
-                return news;
+            if let Some(event) = self.pending.pop_front() {
+                return Some(Ok(event));
             }
-            let progress = self.answers.recv().await;
-            if let Err(problem) = self.note(progress) {
-                return Some(Err(problem));
+            if self.open == 0 {
+                return None;
             }
-        }
-    }
-
-    /// What [`ChatStream::next`] would return without waiting; `None`: it would wait.
-    pub fn ready(&mut self) -> Option<Option<Result<ChatEvent, Problem>>> {
-        loop {
-            if let Some(news) = self.noted() {
-                return Some(news);
-            }
-            let progress = match self.answers.try_recv() {
-                Ok(progress) => Some(progress),
-                Err(TryRecvError::Empty) => return None,
-                Err(TryRecvError::Disconnected) => None,
+            let problem = match self.answers.recv().await {
+                Some(Progress::Failed(problem)) => problem,
+                Some(progress) => {
+                    self.note(progress);
+                    continue;
+                }
+                None => Problem::fault("the answer was given up; please report it"),
             };
-            if let Err(problem) = self.note(progress) {
-                return Some(Some(Err(problem)));
-            }
+            self.open = 0;
+            self.answers.close();
+            return Some(Err(problem));
         }
     }
 
-    /// News that is there, or the end.
-    fn noted(&mut self) -> Option<Option<Result<ChatEvent, Problem>>> {
-        match self.pending.pop_front() {
-            Some(event) => Some(Some(Ok(event))),
-            None => (self.open == 0).then_some(None),
-        }
-    }
-
-    fn note(&mut self, progress: Option<Progress>) -> Result<(), Problem> {
-        let problem = match progress {
-            Some(Progress::Token(index, piece)) => {
-                self.token(index, piece);
-                return Ok(());
-            }
-            Some(Progress::End(index, output, rest)) => {
-                self.end(index, &output, &rest);
-                return Ok(());
-            }
-            Some(Progress::Prompt(progress, time)) => {
+    fn note(&mut self, progress: Progress) {
+        match progress {
+            Progress::Token(index, piece) => self.token(index, piece),
+            Progress::End(index, output, rest) => self.end(index, &output, &rest),
+            Progress::Prompt(progress, time) => {
                 self.usage.cached = progress.cached;
                 self.pending.push_back(ChatEvent::Prompt(progress, time));
-                return Ok(());
             }
-            Some(Progress::Failed(problem)) => problem,
-            None => Problem::fault("the answer was given up; please report it"),
-        };
-        self.open = 0;
-        self.answers.close();
-        Err(problem)
+            Progress::Failed(_) => {}
+        }
     }
 
     fn token(&mut self, index: usize, piece: TextPiece) {
@@ -318,10 +273,7 @@ impl ChatStream {
         self.pending.push_back(ChatEvent::End(index, reason, output.stop_text.clone()));
     }
 
-    /// Waits for all answers.
-    ///
-    /// # Errors
-    /// One of them failed.
+    /// Waits for all answers, or until one of them fails.
     pub async fn collect(mut self) -> Result<ChatAnswer, Problem> {
         let mut choices = vec![ChoiceAnswer::default(); self.choices.len()];
         while let Some(event) = self.next().await {
@@ -338,11 +290,18 @@ impl ChatStream {
                 }
             }
         }
-        Ok(ChatAnswer { choices, usage: self.usage, left_out: self.left_out })
+        Ok(ChatAnswer { choices, usage: self.usage })
     }
 }
 
 impl ChoiceAnswer {
+    /// An answer of deltas.
+    pub fn of(deltas: Vec<Delta>) -> ChoiceAnswer {
+        let mut answer = ChoiceAnswer::default();
+        deltas.into_iter().for_each(|delta| answer.add(delta));
+        answer
+    }
+
     fn add(&mut self, delta: Delta) {
         match delta {
             Delta::Content(text) => self.content.push_str(&text),

@@ -11,39 +11,34 @@ use crate::problem::Problem;
 /// # Errors
 /// A part other than text, such as an image.
 pub fn text_of(content: &Value) -> Result<String, Problem> {
-    let wrong = |why: &str| Problem::field("messages", format!("messages: {why}"));
     match content {
         Value::Null => Ok(String::new()),
         Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => {
-            let mut all = String::new();
-            for part in parts {
-                let kind = part["type"].as_str();
-                match (part, kind) {
-                    (Value::String(text), _) => all.push_str(text),
-                    (_, Some("text" | "input_text" | "output_text")) => {
-                        let text = part["text"].as_str();
-                        all.push_str(text.ok_or_else(|| wrong("a part of text has no text"))?);
-                    }
-                    (_, Some("refusal")) => all.push_str(part["refusal"].as_str().unwrap_or("")),
-                    (_, kind) => {
-                        let kind = kind.unwrap_or("no known type");
-                        return Err(wrong(&format!(
-                            "a part is of type {kind:?}; the model reads text only"
-                        )));
-                    }
-                }
-            }
-            Ok(all)
-        }
-        _ => Err(wrong("a content has to be a text or a list of parts")),
+        Value::Array(parts) => parts.iter().map(text_in).collect(),
+        _ => Err(wrong(": a content has to be a text or a list of parts")),
     }
 }
 
-/// A user's content: several texts stay parts, for templates that write something between them.
-///
-/// # Errors
-/// A part other than text.
+fn text_in(part: &Value) -> Result<&str, Problem> {
+    match (part, part["type"].as_str()) {
+        (Value::String(text), _) => Ok(text.as_str()),
+        (_, Some("text" | "input_text" | "output_text")) => {
+            part["text"].as_str().ok_or_else(|| wrong(": a part of text has no text"))
+        }
+        (_, Some("refusal")) => Ok(part["refusal"].as_str().unwrap_or("")),
+        (_, kind) => {
+            let kind = kind.unwrap_or("no known type");
+            Err(wrong(&format!(": a part is of type {kind:?}; the model reads text only")))
+        }
+    }
+}
+
+/// A problem of messages, in words that follow that word.
+fn wrong(why: &str) -> Problem {
+    Problem::field("messages", format!("messages{why}"))
+}
+
+/// A user's content of texts: several stay parts, for templates that write something between them.
 pub fn content_of(content: &Value) -> Result<Value, Problem> {
     match content.as_array().filter(|parts| parts.len() > 1) {
         Some(parts) => parts.iter().map(|part| Ok(text_part(&text_of(&json!([part]))?))).collect(),
@@ -91,31 +86,29 @@ fn thinks(part: &Value) -> bool {
 /// # Errors
 /// Messages of another form.
 pub fn chat_messages(messages: Option<&Value>) -> Result<Vec<Value>, Problem> {
-    let wrong = |why: &str| Problem::field("messages", format!("messages {why}"));
-    let list = messages.ok_or_else(|| wrong("are missing"))?;
-    let list = list.as_array().ok_or_else(|| wrong("have to be a list"))?;
+    let list = messages.ok_or_else(|| wrong(" are missing"))?;
+    let list = list.as_array().ok_or_else(|| wrong(" have to be a list"))?;
     if list.is_empty() {
-        return Err(wrong("are an empty list; give at least one"));
+        return Err(wrong(" are an empty list; give at least one"));
     }
     list.iter().map(chat_message).collect()
 }
 
 fn chat_message(message: &Value) -> Result<Value, Problem> {
-    let wrong = |why: &str| Problem::field("messages", format!("messages {why}"));
-    let message = message.as_object().ok_or_else(|| wrong("have to be objects"))?;
+    let message = message.as_object().ok_or_else(|| wrong(" have to be objects"))?;
     let role = message.get("role").and_then(Value::as_str);
-    let role = match role.ok_or_else(|| wrong("need a role"))? {
+    let role = match role.ok_or_else(|| wrong(" need a role"))? {
         // Newer clients say "developer" for what templates know as "system".
         "developer" | "system" => "system",
         "function" => "tool",
         role @ ("user" | "assistant" | "tool") => role,
-        role => return Err(wrong(&format!("have the role {role:?}, which is not known"))),
+        role => return Err(wrong(&format!(" have the role {role:?}, which is not known"))),
     };
     let mut out = Map::new();
     out.insert("role".into(), role.into());
     let content = message.get("content").unwrap_or(&Value::Null);
     if content.is_null() && role != "assistant" {
-        return Err(wrong(&format!("of the role {role} need a content")));
+        return Err(wrong(&format!(" of the role {role} need a content")));
     }
     let content = match role {
         "user" => content_of(content)?,
@@ -149,11 +142,10 @@ fn chat_message(message: &Value) -> Result<Value, Problem> {
 
 /// A call with its arguments as an object.
 fn call(call: &Value) -> Result<Value, Problem> {
-    let wrong = |why: &str| Problem::field("messages", format!("messages: a tool call {why}"));
     let mut call = call.clone();
     let function = call.get_mut("function").and_then(Value::as_object_mut);
     let function = function.filter(|f| f.get("name").is_some_and(Value::is_string));
-    let function = function.ok_or_else(|| wrong("has no function with a name"))?;
+    let function = function.ok_or_else(|| wrong(": a tool call has no function with a name"))?;
     let arguments = match function.get("arguments").unwrap_or(&Value::Null) {
         Value::Null => Value::Object(Map::new()),
         Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
@@ -198,9 +190,9 @@ pub(super) fn mark_last(messages: &mut [Value]) -> Result<String, Problem> {
     let mark = ids::unique("continued");
     let Some(last) = messages.last_mut() else { return Ok(mark) };
     if last.get("tool_calls").is_some() {
-        let why = "messages: the last one calls tools, so that it cannot be continued; give the \
-                   tools' results";
-        return Err(Problem::field("messages", why));
+        let why =
+            ": the last one calls tools, so that it cannot be continued; give the tools' results";
+        return Err(wrong(why));
     }
     let content: String = texts(&last["content"]).collect();
     // If the blank is gone afterwards, the template trims messages.
@@ -214,9 +206,8 @@ pub(super) fn mark_last(messages: &mut [Value]) -> Result<String, Problem> {
 /// The template leaves the last message out.
 pub(super) fn cut_at(mark: &str, content: &str, prompt: &mut ChatPrompt) -> Result<(), Problem> {
     let Some(at) = prompt.text.rfind(mark) else {
-        let why = "messages: the chat template leaves the last one out, so that it cannot be \
-                   continued";
-        return Err(Problem::field("messages", why));
+        let why = ": the chat template leaves the last one out, so that it cannot be continued";
+        return Err(wrong(why));
     };
     let trims = !prompt.text[at + mark.len()..].starts_with(' ');
     prompt.text.truncate(at);

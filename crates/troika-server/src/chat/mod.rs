@@ -20,10 +20,10 @@ use crate::open_model::InUse;
 use crate::problem::Problem;
 use crate::thinking::ThinkingBudget;
 use crate::turn::Turn;
-use troika::model::answer::{Format, Reader, ReaderOptions};
+use troika::model::answer::{Format, ReaderOptions};
 
 /// What is asked for, as every interface says it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ChatRequest {
     /// Messages in OpenAI's form, with texts as contents.
     pub messages: Vec<Value>,
@@ -39,7 +39,6 @@ pub struct ChatRequest {
     pub stop: Vec<String>,
     /// Goes on after the end of text.
     pub ignore_eos: bool,
-    /// How many answers.
     pub choices: usize,
     /// Whether the prompt is computed as a whole, whatever of it is cached.
     pub fresh: bool,
@@ -168,7 +167,12 @@ fn control_token(host: &InUse, text: &str) -> Option<u32> {
 }
 
 impl Prepared {
-    /// Tokens of the prompt.
+    /// A prompt whose answers are passed on as they are.
+    pub fn plain(generation: Generation) -> Prepared {
+        let (reader, tools) = (ReaderOptions::default(), Tools::default());
+        Prepared { generation, format: Format::detect(None), reader, tools }
+    }
+
     pub fn prompt_tokens(&self) -> usize {
         self.generation.prompt.len()
     }
@@ -179,11 +183,9 @@ impl Prepared {
     /// The queue is full, or the request cannot be served.
     pub async fn start(self, turn: &Turn) -> Result<ChatStream, Problem> {
         let Prepared { generation, format, reader, tools } = self;
-        let (choices, prompt_tokens) = (generation.choices, generation.prompt.len());
+        let (choices, prompt) = (generation.choices, generation.prompt.len());
         let answers = completion::start(turn, generation).await?;
-        let readers: Vec<Reader> = (0..choices).map(|_| format.reader(reader.clone())).collect();
-        Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers)
-            .with_calls(&tools)
-            .of_prompt(prompt_tokens))
+        let readers = (0..choices).map(|_| format.reader(reader.clone())).collect();
+        Ok(ChatStream::new(turn.server.metrics.clone(), answers, readers, &tools, prompt))
     }
 }

@@ -13,7 +13,6 @@ use troika::model::answer::{Format, SpecialToken, ToolSpec};
 /// Whether tools are called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// Never.
     None,
     /// If the model wants to.
     #[default]
@@ -27,7 +26,6 @@ pub enum ToolChoice {
 /// The tools of a conversation.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
-    /// The tools.
     pub list: Vec<ToolSpec>,
     /// The tools by their names as templates are given them: with the members that the client sent.
     pub given: BTreeMap<String, Value>,
@@ -194,25 +192,16 @@ impl Tools {
     }
 
     /// Checks that what has to be called is there.
-    ///
-    /// # Errors
-    /// It is not.
     pub fn checked(self) -> Result<Tools, Problem> {
         let missing = match &self.choice {
-            ToolChoice::Required if self.list.is_empty() => Some("any".to_string()),
+            ToolChoice::Required if self.list.is_empty() => "any".to_string(),
             ToolChoice::Named(name) if !self.list.iter().any(|t| t.name == *name) => {
-                Some(format!("{name:?}"))
+                format!("{name:?}")
             }
-            _ => None,
+            _ => return Ok(self),
         };
-        match missing {
-            Some(name) => {
-                let why =
-                    format!("tool_choice asks for {name} of tools, but that is no function there");
-                Err(Problem::field("tool_choice", why))
-            }
-            None => Ok(self),
-        }
+        let why = format!("tool_choice asks for {missing} of tools, but that is no function there");
+        Err(Problem::field("tool_choice", why))
     }
 
     /// The tool whose schema cannot be honoured, if there is one.

@@ -8,12 +8,7 @@ pub enum GrammarError {
     Vocabulary(String),
     /// What a request asks for.
     #[error("the {kind} cannot be honoured: {why}")]
-    Refused {
-        /// Which kind of constraint it is.
-        kind: &'static str,
-        /// What is wrong with it.
-        why: String,
-    },
+    Refused { kind: &'static str, why: String },
 }
 
 /// No reason is longer.

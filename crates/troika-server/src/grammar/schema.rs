@@ -32,7 +32,6 @@ fn is_in(words: &str, word: &str) -> bool {
 /// A schema to which a grammar holds.
 #[derive(Default)]
 pub struct HeldSchema {
-    /// The schema.
     pub schema: Value,
     /// Keywords of the original to which no grammar holds.
     pub left_out: BTreeSet<String>,
