@@ -17,15 +17,7 @@ pub struct SubgraphBuilder {
 impl SubgraphBuilder {
     /// An empty subgraph whose values have at most `max_rows` rows.
     pub fn new(name: impl Into<String>, max_rows: usize) -> Self {
-        let graph = Subgraph {
-            name: name.into(),
-            values: Vec::new(),
-            inputs: Vec::new(),
-            states: Vec::new(),
-            outputs: Vec::new(),
-            weights: Vec::new(),
-            nodes: Vec::new(),
-        };
+        let graph = Subgraph { name: name.into(), ..Subgraph::default() };
         SubgraphBuilder { graph, max_rows }
     }
 

@@ -43,7 +43,7 @@ pub struct Node {
 }
 
 /// A static subgraph, the input of compiling.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Subgraph {
     /// The name in traces and reports.
     pub name: String,

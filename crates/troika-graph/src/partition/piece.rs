@@ -53,15 +53,7 @@ pub(super) struct PieceBuilder<'g> {
 
 impl<'g> PieceBuilder<'g> {
     pub fn new(from: &'g Subgraph, name: String) -> Self {
-        let graph = Subgraph {
-            name,
-            values: Vec::new(),
-            inputs: Vec::new(),
-            states: Vec::new(),
-            outputs: Vec::new(),
-            weights: Vec::new(),
-            nodes: Vec::new(),
-        };
+        let graph = Subgraph { name, ..Subgraph::default() };
         PieceBuilder {
             from,
             graph,
