@@ -16,7 +16,7 @@ pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use median::median;
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, kept_profile, profile};
-pub use reproduce::{Report, reproduce, reproduce_on, reproduced_ids};
+pub use reproduce::{Report, reproduce_on, reproduced_ids};
 pub use simulate::{
     Figures, ProductChoice, ProductShape, ProductTime, SimulateOptions, Simulation, SocStrategy,
     WEIGHTS,

@@ -82,18 +82,11 @@ pub struct Report {
 }
 
 /// Runs experiments: those with the given ids, in any case of letters, or all of them. What needs
-/// this machine's time or devices runs only where it is named.
+/// this machine's time or devices runs only where it is named, on `devices`; `None`: two CPUs of a
+/// thread.
 ///
 /// # Errors
 /// A failing simulation.
-pub fn reproduce(ids: &[String]) -> Result<Report, LabError> {
-    reproduce_on(ids, None)
-}
-
-/// The same, with the devices that measurements of this machine use; `None`: two CPUs of a thread.
-///
-/// # Errors
-/// Those of [`reproduce`].
 pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Report, LabError> {
     let wanted = |t: &Target| ids.is_empty() || ids.iter().any(|id| id.eq_ignore_ascii_case(t.id));
     let mut lab = Lab::new()?;
