@@ -66,9 +66,6 @@ impl Default for WaitTimes {
 
 impl WaitTimes {
     /// Waits until a point is reached, before a task begins.
-    ///
-    /// # Errors
-    /// It will not be reached.
     pub(crate) fn wait(
         &mut self,
         timelines: &Timelines,

@@ -45,9 +45,6 @@ impl<'a> GraphRun<'a> {
     }
 
     /// Checks the counts of bindings and rows.
-    ///
-    /// # Errors
-    /// They do not fit the graph.
     pub fn check(&self) -> Result<(), DeviceError> {
         let (code, b, rows) = (self.code(), &self.run.bindings, self.run.rows);
         let g = &code.graph;

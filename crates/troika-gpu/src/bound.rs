@@ -35,9 +35,6 @@ pub(crate) struct Ready {
 
 impl Ready {
     /// Binds a dispatch to parts of buffers.
-    ///
-    /// # Errors
-    /// The driver does not compile its kernel.
     pub fn new(
         gpu: &Gpu,
         of: Dispatch,
@@ -77,9 +74,6 @@ pub(crate) struct Bound {
 }
 
 /// The part of a buffer to bind for a view: from an offset that the device takes.
-///
-/// # Errors
-/// Why it cannot be bound.
 pub(crate) fn window(gpu: &Gpu, view: &View, rect: &Rect) -> Result<Bound, String> {
     let limits = &gpu.limits;
     let buffer = gpu.buffer_of(view.buffer())?;

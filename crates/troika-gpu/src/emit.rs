@@ -69,9 +69,6 @@ impl<'a> Emitter<'a> {
     }
 
     /// All dispatches of a submission.
-    ///
-    /// # Errors
-    /// An op that has no kernel for this shape.
     pub fn all(
         code: &'a Code,
         shape: &'a Shape,

@@ -180,9 +180,6 @@ impl Gpu {
     }
 
     /// The kernel of a dispatch, compiled if it is the first of its kind.
-    ///
-    /// # Errors
-    /// The driver does not compile it.
     pub fn pipeline(&self, of: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
         let bytes = self.limits.max_compute_workgroup_storage_size;
         self.pipelines.get(&self.device, bytes, of).map_err(|why| self.error(why))
@@ -221,9 +218,6 @@ impl Gpu {
     }
 
     /// What the driver reported since the last call.
-    ///
-    /// # Errors
-    /// The device is lost, or a call was wrong.
     pub fn check(&self) -> Result<(), DeviceError> {
         if self.is_lost() {
             return Err(self.error("it is lost"));
@@ -250,9 +244,6 @@ impl Gpu {
     }
 
     /// Zeroed memory of at least this number of bytes.
-    ///
-    /// # Errors
-    /// There is not enough, or no buffer may be so large.
     pub fn memory(&self, bytes: u64, used: Use) -> Result<Memory, OutOfMemory> {
         let refused = OutOfMemory { bytes: usize::try_from(bytes).unwrap_or(usize::MAX) };
         let size = bytes.max(256).checked_next_multiple_of(16).ok_or(refused)?;
@@ -289,9 +280,6 @@ impl Gpu {
 
     /// Replaces memory that is not there or too small, and says whether it did. Later needs are
     /// expected to be larger.
-    ///
-    /// # Errors
-    /// There is not enough, for `what`.
     pub fn grow(
         &self,
         memory: &mut Option<Memory>,
@@ -311,9 +299,6 @@ impl Gpu {
     }
 
     /// Memory for values, as other parts of the engine know it.
-    ///
-    /// # Errors
-    /// There is not enough.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         if self.host.is_some() {
             return Buffer::zeroed(bytes);
@@ -323,9 +308,6 @@ impl Gpu {
     }
 
     /// The buffer of kernels behind one that other parts of the engine know.
-    ///
-    /// # Errors
-    /// Why there is none.
     pub fn buffer_of(&self, of: &Buffer) -> Result<wgpu::Buffer, String> {
         match (of.owner::<Memory>(), &self.host) {
             (Some(memory), _) => Ok(memory.buffer.clone()),
@@ -392,9 +374,6 @@ struct Pieces {
 
 impl Staging {
     /// A mapped piece; waits for one where all are in use.
-    ///
-    /// # Errors
-    /// There is no memory for one, or the device is lost.
     pub fn take(&self, gpu: &Gpu) -> Result<Memory, DeviceError> {
         for _ in 0..1000 {
             {

@@ -9,9 +9,6 @@ pub(crate) struct HostClaims(Vec<HeldClaim>);
 impl HostClaims {
     /// Claims rectangles besides those that are claimed already: uses of one queue, which follow
     /// each other, do not exclude each other.
-    ///
-    /// # Errors
-    /// Somebody else uses the bytes.
     pub fn add(&mut self, buffer: &Buffer, wanted: &[(Rect, Access)]) -> Result<(), AccessError> {
         match self.0.iter_mut().find(|held| held.buffer().id() == buffer.id()) {
             Some(held) => held.extend(wanted)?,

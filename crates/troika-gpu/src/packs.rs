@@ -143,9 +143,6 @@ pub(crate) fn matrices(
 }
 
 /// What a node needs of its weights, in the order in which operands number them.
-///
-/// # Errors
-/// Those of [`matrix`] and [`matrices`].
 pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pack>, KernelError> {
     let vector = |w: &WeightRef| Pack::joined(vec![*w]);
     Ok(match &node.op {

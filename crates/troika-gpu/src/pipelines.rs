@@ -58,9 +58,6 @@ impl Pipelines {
 
     /// The kernel of a dispatch, compiled if it is the first of its kind, for a device that has
     /// `bytes` of workgroup memory.
-    ///
-    /// # Errors
-    /// The driver does not compile it.
     pub fn get(
         &self,
         device: &wgpu::Device,

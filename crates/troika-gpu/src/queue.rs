@@ -18,9 +18,6 @@ use crate::run::Runner;
 pub(crate) const QUEUE_DEPTH: usize = 16;
 
 /// Starts a queue.
-///
-/// # Errors
-/// The system has no thread left.
 pub(crate) fn start(
     gpu: &Arc<Gpu>,
     id: DeviceId,

@@ -174,9 +174,6 @@ impl Recorder {
     }
 
     /// Notes recorded dispatches and their multiplications, and submits them if they are many.
-    ///
-    /// # Errors
-    /// Those of [`Recorder::flush`].
     pub fn add_work(&mut self, dispatches: usize, work: u64) -> Result<(), DeviceError> {
         self.work = self.work.saturating_add(work);
         self.dispatches += dispatches;
@@ -185,9 +182,6 @@ impl Recorder {
     }
 
     /// Submits what was recorded, and waits until it is done.
-    ///
-    /// # Errors
-    /// Those of [`Recorder::flush`].
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         self.flush()?;
         self.submissions = 0;

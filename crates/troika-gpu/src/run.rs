@@ -84,9 +84,6 @@ impl Runner {
     }
 
     /// Submits what was recorded, and waits until it is done.
-    ///
-    /// # Errors
-    /// Those of [`Recorder::finish`].
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         let done = match self.gpu.host {
             // Nothing is copied to the host that would tell of numbers beyond f16.
@@ -109,9 +106,6 @@ impl Runner {
     }
 
     /// Copies rows, or the largest numbers of rows. What the host reads is there when this returns.
-    ///
-    /// # Errors
-    /// Those of [`Recorder::copy`] and [`Chooser::choose`].
     pub fn copy(&mut self, copy: &CopyRows) -> Result<(), DeviceError> {
         if self.gpu.host.is_some() {
             self.finish()?;

@@ -31,9 +31,6 @@ struct ProductInputs {
 
 impl Emitter<'_> {
     /// The dispatches of a unit.
-    ///
-    /// # Errors
-    /// An op that has no kernel for this shape.
     pub fn unit(&mut self, at: usize) -> Emitted {
         let unit = &self.code.units[at];
         let takes_norm = unit.norm.is_some_and(|norm| self.is_taken(norm));

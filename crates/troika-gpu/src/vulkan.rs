@@ -158,9 +158,6 @@ impl HostMemory {
     }
 
     /// The buffer of kernels for a buffer of the host.
-    ///
-    /// # Errors
-    /// The driver does not take its memory.
     pub fn buffer(&self, device: &wgpu::Device, of: &Buffer) -> Result<wgpu::Buffer, String> {
         let mut known = locked(&self.known);
         if let Some((_, buffer)) = known.get(&of.id()) {

@@ -27,9 +27,6 @@ const AT_ONCE: usize = 4 << 20;
 const LEAST: u64 = 256;
 
 /// Loads the weights of a graph.
-///
-/// # Errors
-/// A weight that is missing or does not fit its declaration; no memory.
 pub(crate) fn load(
     gpu: &Arc<Gpu>,
     code: &Code,

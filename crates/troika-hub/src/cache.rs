@@ -49,9 +49,6 @@ pub fn entry(snapshot: &Path, selection: &Selection) -> PathBuf {
 }
 
 /// Writes a small file completely or not at all.
-///
-/// # Errors
-/// A file cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;

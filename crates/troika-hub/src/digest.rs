@@ -37,9 +37,6 @@ impl Check {
     }
 
     /// Adds the contents of a file.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn read(&mut self, mut file: impl Read) -> io::Result<()> {
         if self.context.is_none() {
             return Ok(());

@@ -21,9 +21,6 @@ const HEADWAY: u64 = 1 << 20;
 const HEADS: [u64; 3] = [8 << 20, 32 << 20, 128 << 20];
 
 /// Fetches the missing files of a model into the cache.
-///
-/// # Errors
-/// See [`HubError`].
 pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
     let (client, listing) = job.repository()?;
     let selection = select(&listing.names(), &job.spec.wanted).map_err(|unfit| job.unfit(unfit))?;
@@ -38,9 +35,6 @@ pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {
 }
 
 /// The models of a repository, the smallest first.
-///
-/// # Errors
-/// See [`HubError`].
 pub fn offers(job: &FetchJob<'_>) -> Result<Vec<Offer>, HubError> {
     let (_, listing) = job.repository()?;
     let names = listing.names();

@@ -108,9 +108,6 @@ impl Client {
 
     /// Requests `url`, follows redirects, and returns the last answer if its status is a success.
     /// `body` limits the time for its whole body.
-    ///
-    /// # Errors
-    /// See [`Trouble`].
     pub fn get(
         &self,
         url: &str,
@@ -236,9 +233,6 @@ impl Answer {
     }
 
     /// All of the body, a list of files, which has at most so many bytes.
-    ///
-    /// # Errors
-    /// See [`Trouble`].
     pub fn into_bytes(self, most: u64) -> Result<Vec<u8>, Trouble> {
         let read = self.response.into_body().with_config().limit(most).read_to_vec();
         read.map_err(|e| match e {
@@ -263,9 +257,6 @@ pub struct Incoming<R> {
 
 impl<R: Read> Incoming<R> {
     /// Reads some bytes; 0 at the end.
-    ///
-    /// # Errors
-    /// See [`Trouble`].
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Trouble> {
         loop {
             match self.reader.read(buffer) {

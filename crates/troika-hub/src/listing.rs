@@ -31,9 +31,6 @@ struct Sibling {
 
 impl Listing {
     /// Parses a description. Leaves out names that cannot be files here.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub fn parse(body: &[u8]) -> Result<Listing, String> {
         let revision: Revision = serde_json::from_slice(body)
             .map_err(|e| format!("its list of files is not the JSON of a hub: {e}"))?;

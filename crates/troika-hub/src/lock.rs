@@ -56,9 +56,6 @@ fn held(file: &File) -> io::Result<bool> {
 impl Locks {
     /// Takes the locks of a blob that the Hub's own tools take, too. They use `flock` on Unix, like
     /// `File::try_lock`. `None` if another program holds one.
-    ///
-    /// # Errors
-    /// Lock files cannot be created.
     pub fn take(dir: &Path, folder: &str, etag: &str) -> io::Result<Option<Locks>> {
         let name = format!("{etag}.lock");
         let mut files = Vec::new();

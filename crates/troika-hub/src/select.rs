@@ -49,9 +49,6 @@ pub enum SelectError {
 }
 
 /// Selects from the names of all files of a repository.
-///
-/// # Errors
-/// [`SelectError`].
 pub fn select(names: &[String], wanted: &Wanted) -> Result<Selection, SelectError> {
     match wanted {
         Wanted::Default => safetensors(names).map_or_else(|| usual_gguf(names), Ok),

@@ -177,9 +177,6 @@ impl<'a> PerWorker<'a> {
     }
 
     /// [`Pool::run`], with each worker's scratch instead of its number.
-    ///
-    /// # Errors
-    /// As for [`Pool::run`].
     pub(crate) fn run(
         &mut self,
         pool: &mut Pool,

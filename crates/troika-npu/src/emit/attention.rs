@@ -32,9 +32,6 @@ impl Emitter<'_> {
     }
 
     /// `softmax(cap(q * k^T * scale) + mask) * v`, perhaps in slices of queries.
-    ///
-    /// # Errors
-    /// Sinks that cannot be read.
     pub(super) fn attention(
         &mut self,
         q: &str,

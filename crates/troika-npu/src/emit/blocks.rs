@@ -67,9 +67,6 @@ impl Emitter<'_> {
 
     /// A weight as tensors `[rows, cols]` of floats or halves, each with its rows: a large one in
     /// parts.
-    ///
-    /// # Errors
-    /// A weight that cannot be read.
     pub(super) fn matrices(
         &mut self,
         weight: WeightRef,
@@ -137,9 +134,6 @@ impl Emitter<'_> {
     }
 
     /// The rows of a table of blocks that indices `[rows, 1]` name, as floats `[rows, cols]`.
-    ///
-    /// # Errors
-    /// A table that cannot be read.
     pub(super) fn look_up(&mut self, table: WeightRef, ids: &str) -> Result<String, DeviceError> {
         let decl = self.graph.weight(table);
         let (n, k, group) = (decl.rows, decl.cols, decl.dtype.group_len());

@@ -21,9 +21,6 @@ struct Matrix {
 
 impl Emitter<'_> {
     /// `x * weight^T + bias` in a format, perhaps with rows in groups: `[groups, rows, columns]`.
-    ///
-    /// # Errors
-    /// A weight or its calibration cannot be read.
     pub(super) fn projection(
         &mut self,
         x: &str,
@@ -54,9 +51,6 @@ impl Emitter<'_> {
     }
 
     /// `x * weight^T + bias`, with inputs, weights and results of a type of floats.
-    ///
-    /// # Errors
-    /// A weight that cannot be read.
     pub(super) fn linear(
         &mut self,
         x: &str,
@@ -175,9 +169,6 @@ impl Emitter<'_> {
     }
 
     /// Each expert on its rows.
-    ///
-    /// # Errors
-    /// A weight that cannot be read.
     pub(super) fn expert_group(
         &mut self,
         x: &str,

@@ -10,9 +10,6 @@ use crate::rotation::Rotation;
 
 impl Emitter<'_> {
     /// Adds an op.
-    ///
-    /// # Errors
-    /// A weight that cannot be read.
     pub fn op(&mut self, node: &Node) -> Result<(), DeviceError> {
         let (&[out], [first, ..]) = (&node.outputs[..], &node.inputs[..]) else {
             return Err(self.wrong(format!("op {} has no input or output", node.op.name())));

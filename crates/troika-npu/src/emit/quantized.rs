@@ -20,9 +20,6 @@ const WEIGHT_MOST: f32 = 127.0;
 impl Emitter<'_> {
     /// A product in a format for which weights are converted: 4-bit weights with a scale for each
     /// block stay so with 16-bit inputs, all others get 8 bits and a scale for each row.
-    ///
-    /// # Errors
-    /// A weight or its calibration cannot be read.
     pub fn quantized(
         &mut self,
         x: &str,

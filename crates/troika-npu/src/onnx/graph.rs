@@ -205,9 +205,6 @@ impl OnnxModel {
     }
 
     /// The model in files.
-    ///
-    /// # Errors
-    /// They cannot be written.
     pub fn files(self) -> std::io::Result<OnnxFiles> {
         let opset = OperatorSetIdProto { domain: String::new(), version: OPSET };
         let graph = Some(self.graph);

@@ -11,9 +11,6 @@ const HEADER: &str = "Msg Timestamp";
 /// Reads a file, and keeps at most some events.
 ///
 /// A stage's events of the device come first, then the one that is all of it, then parts of that.
-///
-/// # Errors
-/// An error of the reader.
 pub(super) fn read(mut from: impl BufRead, most: usize) -> io::Result<Recorded> {
     let mut recorded = Recorded::default();
     let mut open: Vec<Event> = Vec::new();

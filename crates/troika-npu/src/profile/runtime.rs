@@ -41,9 +41,6 @@ fn micros(time: i64) -> u64 {
 }
 
 /// Reads a file, and keeps at most some events: with nodes at level detailed.
-///
-/// # Errors
-/// What is wrong with it.
 pub(super) fn read(
     from: impl Read,
     level: ProfilingLevel,

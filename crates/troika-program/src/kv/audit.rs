@@ -17,9 +17,6 @@ struct FoundHolders {
 impl KvCache {
     /// Checks that each page is either free or held by exactly those tables and nodes that name it,
     /// that sequences share only whole pages at the same index, and that the budget is kept.
-    ///
-    /// # Errors
-    /// What is wrong.
     pub fn audit(&self) -> Result<(), String> {
         for group in 0..self.pages.groups.len() {
             self.audit_group(group).map_err(|wrong| format!("group {group}: {wrong}"))?;

@@ -126,9 +126,6 @@ pub(crate) struct TimedPlan<'a> {
 impl<'a> TimedPlan<'a> {
     /// Applies a plan. Rules for some lengths may be left out of it; `all_alike` tells whether it
     /// has none.
-    ///
-    /// # Errors
-    /// The plan does not fit the model or the devices.
     pub fn new(
         request: &PredictRequest<'a>,
         plan: &'a Plan,
@@ -187,9 +184,6 @@ impl<'a> TimedPlan<'a> {
     }
 
     /// Starts a run with so many chunks in flight, in an order.
-    ///
-    /// # Errors
-    /// As for [`TimedPlan::start`].
     pub fn start_in(&self, together: usize, policy: Policy) -> Result<TimedRun<'_>, PlanError> {
         let mut run = self.start_unknown(together, policy)?;
         run.jobs.learnt = self.times(policy)?;
@@ -237,9 +231,6 @@ impl TimedRun<'_> {
     }
 
     /// Goes on with another sequence. What was learnt of tasks stays.
-    ///
-    /// # Errors
-    /// As for [`TimedPlan::start`].
     pub fn begin_again(&mut self) -> Result<(), PlanError> {
         (self.kv, self.seq) = self.of.sequence()?;
         (self.handover, self.token) = (Handover::default(), None);
@@ -253,9 +244,6 @@ impl TimedRun<'_> {
     }
 
     /// Computes the next tokens of the sequence. The logits of the last one are wanted.
-    ///
-    /// # Errors
-    /// The plan does not fit.
     pub fn tokens(&mut self, count: usize) -> Result<(), PlanError> {
         let decode = self.kv.len(self.seq) > 0 && count == 1;
         let phase = if decode { Phase::Decode } else { Phase::Prefill };

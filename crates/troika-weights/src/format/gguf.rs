@@ -185,9 +185,6 @@ pub fn parse(bytes: &[u8]) -> Result<GgufHeader, String> {
 
 /// Parses the header of a file of `file` bytes, of which `bytes` are the first. `None` if the header
 /// goes on behind them.
-///
-/// # Errors
-/// Those of [`parse`].
 pub fn parse_start(bytes: &[u8], file: usize) -> Result<Option<GgufHeader>, String> {
     if let Some(why) = foreign(bytes) {
         return Err(why);

@@ -300,9 +300,6 @@ pub unsafe fn linear<'a>(
 ///
 /// # Safety
 /// As for [`linear`].
-///
-/// # Errors
-/// A panic of a part.
 unsafe fn stream<'a>(
     cx: &mut Context<'_>,
     rows: usize,
