@@ -4,7 +4,7 @@ use super::forms::{CallForm, CallFormat, Kind, tags_in};
 use super::lark::{Lark, SpecialToken};
 use super::thoughts::{THOUGHTS, ThoughtEnds, ThoughtMarkers};
 use super::tool::ToolSpec;
-use super::{harmony, literals, named, objects, tags};
+use super::{harmony, literals, tags};
 
 /// How a model writes what is not plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,12 +136,18 @@ fn grammar(
     tools: &[ToolSpec],
     parallel: bool,
 ) -> String {
-    let call = lark.each(tools, "call", |lark, tool| match form.kind {
-        Kind::Objects => objects::grammar(lark, form, tool),
-        Kind::Named => named::grammar(lark, form, tool),
-        Kind::Tags => tags::grammar(lark, form, tool),
-        Kind::Literals => literals::grammar(lark, form, tool),
-        Kind::Own => String::new(),
+    let call = lark.each(tools, "call", |lark, tool| {
+        let (head, end) = form.call.split_once("JSON").unwrap_or((&form.call, &form.end));
+        let name = match form.kind {
+            Kind::Objects => lark.text(&tool.name),
+            _ => tool.name.clone(),
+        };
+        let arguments = match form.kind {
+            Kind::Tags => tags::members(lark, form, tool),
+            Kind::Literals => literals::members(lark, form, tool),
+            _ => lark.arguments(tool),
+        };
+        format!("{} {arguments} {}", lark.marked(&head.replace("NAME", &name)), lark.marked(end))
     });
     let (open, close) = (lark.marked(&form.open), lark.marked(&form.close));
     if let Some(between) = &form.between {

@@ -203,10 +203,11 @@ fn escaped(text: &str) -> String {
     json[1..json.len() - 1].to_owned()
 }
 
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolSpec) -> String {
+/// The grammar of a call's arguments.
+pub(super) fn members(lark: &mut Lark<'_>, form: &CallForm, tool: &ToolSpec) -> String {
     let quote = form.quote.as_str();
     let comma = if quote.is_empty() { ", " } else { "," };
-    let members = lark.separated(tool, comma, |lark, name, argument| {
+    lark.separated(tool, comma, |lark, name, argument| {
         let key = lark.marked(&form.argument.replace("KEY", name));
         let value = match argument.kind() {
             "boolean" if quote.is_empty() => r#"("True" | "False")"#.to_owned(),
@@ -216,7 +217,5 @@ pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolS
             _ => lark.argument(argument),
         };
         format!("{key} {value}")
-    });
-    let head = lark.marked(&form.call.replace("NAME", &tool.name));
-    format!("{head} {members} {}", lark.marked(&form.end))
+    })
 }

@@ -2,8 +2,6 @@
 
 use super::call::{Read, Text, tool_name};
 use super::forms::CallForm;
-use super::lark::Lark;
-use super::tool::ToolSpec;
 
 /// Reads calls behind `opened`, and the marker that closes them.
 pub(super) async fn read(text: &Text, form: &'static CallForm, opened: &str) -> Read<()> {
@@ -29,10 +27,4 @@ pub(super) async fn read(text: &Text, form: &'static CallForm, opened: &str) -> 
             return Ok(());
         }
     }
-}
-
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &CallForm, tool: &ToolSpec) -> String {
-    let (head, end) = form.call.split_once("JSON").unwrap_or_default();
-    let (head, json) = (lark.marked(&head.replace("NAME", &tool.name)), lark.arguments(tool));
-    format!("{head} {json} {}", lark.marked(end))
 }

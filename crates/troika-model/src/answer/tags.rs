@@ -176,10 +176,11 @@ impl Call<'_> {
     }
 }
 
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolSpec) -> String {
+/// The grammar of a call's arguments.
+pub(super) fn members(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolSpec) -> String {
     let value_end = Tags::new(form).value_end;
     let (before, after) = form.argument.split_once("VALUE").unwrap_or_default();
-    let members = lark.members(tool, |lark, key, argument| {
+    lark.members(tool, |lark, key, argument| {
         let kind = match argument.kind() {
             "string" if before.contains("string=") => "true",
             _ if before.contains("string=") => "false",
@@ -187,7 +188,5 @@ pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolS
         };
         let before = lark.marked(&before.replace("TYPE", kind).replace("KEY", key));
         format!("{before} {}", lark.plain(argument, after, value_end))
-    });
-    let head = lark.marked(&form.call.replace("NAME", &tool.name));
-    format!("{head} {members} {}", lark.marked(&form.end))
+    })
 }
