@@ -1,14 +1,14 @@
 //! Calls as JSON objects between markers, each by itself or in a list.
 
 use super::call::{Read, Text, failed, tool_name};
-use super::forms::CallForm;
+use super::forms::CallFormat;
 use super::object;
 
 /// The name is the only key of the object.
 const KEYED: &str = "{NAME: JSON}";
 
 /// Reads objects or a list of them, and the marker that closes them.
-pub(super) async fn read(text: &Text, form: &'static CallForm) -> Read<()> {
+pub(super) async fn read(text: &Text, form: &'static CallFormat) -> Read<()> {
     let (keyed, close) = (form.call == KEYED, form.closer());
     let first = text.solid().await?;
     text.unread(&first.to_string());
