@@ -44,14 +44,13 @@ impl Format {
     /// A reader for one answer.
     pub fn reader(&self, options: ReaderOptions) -> Reader {
         let text = Text::new(options.whole_calls);
-        let work: Pin<Box<dyn Future<Output = ()> + Send>> = if self.calls.kind == Kind::Harmony
-            && (options.reasoning || !options.tools.is_empty())
-        {
-            let tools = !options.tools.is_empty();
-            let harmony = Harmony::new(text.clone(), tools, options.reasoning);
-            Box::pin(harmony.read(options.opened))
-        } else {
-            Box::pin(Tagged::new(text.clone(), *self, options).read())
+        let (tools, reasoning) = (!options.tools.is_empty(), options.reasoning);
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = match self.calls.kind {
+            Kind::Harmony if reasoning || tools => {
+                let (text, analysis) = (text.clone(), options.opened);
+                Box::pin(Harmony { text, tools, reasoning, analysis }.read())
+            }
+            _ => Box::pin(Tagged::new(text.clone(), *self, options).read()),
         };
         Reader { text, work: Some(work) }
     }
@@ -292,6 +291,6 @@ impl Tagged {
     }
 
     fn emit(&self, text: &str) {
-        self.text.out(|out| if self.thinking { out.reasoning(text) } else { out.content(text) });
+        self.text.out(|out| out.text(text, self.thinking));
     }
 }
