@@ -4,7 +4,7 @@ use troika_graph::{DType, Op, Rescale, ValueId};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind};
+use super::{EdgeId, Result, SegmentKind};
 use crate::spec::{AltUp, Key, Layer, WeightRole};
 
 impl Lowerer<'_> {
@@ -16,7 +16,7 @@ impl Lowerer<'_> {
         layer: &Layer,
         a: AltUp,
         streams: EdgeId,
-    ) -> Result<[EdgeId; 3], LowerError> {
+    ) -> Result<[EdgeId; 3]> {
         let mut e = Emit::new(self, SegmentKind::Streams, Some(index));
         let x = e.input(streams);
         let active = e.streams(x, a.active, 1);
@@ -52,12 +52,7 @@ impl Emit<'_, '_> {
     }
 
     /// Coefficients of streams, `coefs(tanh(router(norm(x)) / hidden))`.
-    fn coefficients(
-        &mut self,
-        a: AltUp,
-        x: ValueId,
-        role: WeightRole,
-    ) -> Result<ValueId, LowerError> {
+    fn coefficients(&mut self, a: AltUp, x: ValueId, role: WeightRole) -> Result<ValueId> {
         let scale = (self.graph.cols(x) as f32).recip();
         let n = self.norm(x, a.norm, WeightRole::AltRouterNorm, 0)?;
         let y = self.float_linear(n, WeightRole::AltRouter, false)?;
@@ -73,7 +68,7 @@ impl Emit<'_, '_> {
         like: ValueId,
         role: WeightRole,
         i: usize,
-    ) -> Result<ValueId, LowerError> {
+    ) -> Result<ValueId> {
         let weight = self.weight_key(Key { role, layer: None, index: Some(i) })?;
         let y = self.linear_with(x, weight, None)?;
         let cols = self.graph.cols(y);
@@ -82,7 +77,7 @@ impl Emit<'_, '_> {
     }
 
     /// All streams, from the embedding.
-    pub fn spread(&mut self, a: AltUp, x: ValueId) -> Result<ValueId, LowerError> {
+    pub fn spread(&mut self, a: AltUp, x: ValueId) -> Result<ValueId> {
         let mut all = x;
         for i in 1..a.streams {
             let y = self.projected(x, x, WeightRole::AltIn, i - 1)?;
@@ -92,7 +87,7 @@ impl Emit<'_, '_> {
     }
 
     /// The mean of the streams behind the last layer.
-    pub fn merged(&mut self, a: AltUp, all: ValueId) -> Result<ValueId, LowerError> {
+    pub fn merged(&mut self, a: AltUp, all: ValueId) -> Result<ValueId> {
         let first = self.streams(all, 0, 1);
         let mut sum = first;
         for i in 1..a.streams {
@@ -110,7 +105,7 @@ impl Emit<'_, '_> {
         a: AltUp,
         x: ValueId,
         predicted: ValueId,
-    ) -> Result<(ValueId, ValueId), LowerError> {
+    ) -> Result<(ValueId, ValueId)> {
         let active = self.streams(predicted, a.active, 1);
         let news = self.add(x, active, -1.0);
         let c = self.coefficients(a, x, WeightRole::AltCorrect)?;

@@ -7,7 +7,7 @@ use troika_graph::{
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, Lowered, SegmentKind};
+use super::{EdgeId, LowerError, Lowered, Result, SegmentKind};
 use crate::spec::{Attn, HeadGate, Latent, Layer, Norm, RopeSpec, WeightRole};
 
 fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
@@ -31,7 +31,7 @@ impl Lowerer<'_> {
         a: &Attn,
         x: EdgeId,
         residual: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let q = self.qkv(index, layer, a, x)?;
         let from = a.kv_from.unwrap_or(index);
         let what = || format!("keys and values of layer {from} are not there");
@@ -43,13 +43,7 @@ impl Lowerer<'_> {
 
     /// Norm, projections, q/k norm and rope. Returns the edge of q, and keeps those of k and
     /// (unless latent) v.
-    fn qkv(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        a: &Attn,
-        x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    fn qkv(&mut self, index: usize, layer: &Layer, a: &Attn, x: EdgeId) -> Result<EdgeId> {
         let mut e = Emit::new(self, SegmentKind::Qkv, Some(index));
         let x = e.input(x);
         let positions = e.input(Lowered::POSITIONS);
@@ -76,7 +70,7 @@ impl Lowerer<'_> {
         q: EdgeId,
         k: EdgeId,
         v: Option<EdgeId>,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Paged(a.window));
         let (k_width, v_width) = a.cache_widths();
         let k_state = self.state(format!("layer {index} k cache"), k_width, page_group);
@@ -128,7 +122,7 @@ impl Lowerer<'_> {
         a: &Attn,
         o: EdgeId,
         x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let mut e = Emit::new(self, SegmentKind::AttnOut, Some(index));
         let mut o = e.input(o);
         let x = e.input(x);
@@ -157,7 +151,7 @@ fn plain_qkv(
     a: &Attn,
     n: ValueId,
     positions: ValueId,
-) -> Result<(ValueId, Option<KeyValues>), LowerError> {
+) -> Result<(ValueId, Option<KeyValues>)> {
     let mut q = e.linear(n, WeightRole::Q, a.qkv_bias)?;
     if !a.has_kv() {
         if let Some(norm) = a.qk_norm {
@@ -206,12 +200,7 @@ fn rotated(
     e.graph.op("rotated", op, &[t, positions], cols)
 }
 
-fn qk_norms(
-    e: &mut Emit<'_, '_>,
-    a: &Attn,
-    q: &mut ValueId,
-    k: &mut ValueId,
-) -> Result<(), LowerError> {
+fn qk_norms(e: &mut Emit<'_, '_>, a: &Attn, q: &mut ValueId, k: &mut ValueId) -> Result<()> {
     let Some(norm) = a.qk_norm else { return Ok(()) };
     let group = if norm.per_head { a.k_dim } else { 0 };
     *q = e.norm(*q, norm.norm, WeightRole::QNorm, group)?;
@@ -227,7 +216,7 @@ fn latent_qkv(
     l: &Latent,
     n: ValueId,
     positions: ValueId,
-) -> Result<(ValueId, Option<KeyValues>), LowerError> {
+) -> Result<(ValueId, Option<KeyValues>)> {
     let q = match l.q_rank {
         None => e.linear(n, WeightRole::Q, false)?,
         Some(_) => {

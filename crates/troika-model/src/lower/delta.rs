@@ -4,7 +4,7 @@ use troika_graph::{Op, ShortConv, StateKind, WeightRef};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind, StateId};
+use super::{EdgeId, Result, SegmentKind, StateId};
 use crate::spec::{DeltaRule, Layer, WeightRole};
 
 impl Lowerer<'_> {
@@ -15,7 +15,7 @@ impl Lowerer<'_> {
         layer: &Layer,
         d: &DeltaRule,
         x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Fixed);
         let widths = [d.keys(), d.keys(), d.values()];
         let kept = ["q", "k", "v"].into_iter().zip(widths).map(|(name, width)| {

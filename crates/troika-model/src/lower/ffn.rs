@@ -4,7 +4,7 @@ use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Rescale, Ro
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind};
+use super::{EdgeId, Result, SegmentKind};
 use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, WeightRole};
 
 /// The norm before the feed-forward; a parallel block shares attention's.
@@ -25,7 +25,7 @@ impl Lowerer<'_> {
         mlp: &Mlp,
         x: EdgeId,
         mixed: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let mut e = Emit::new(self, SegmentKind::Ffn, Some(index));
         let residual = e.input(mixed);
         let source = if layer.parallel && x != mixed { e.input(x) } else { residual };
@@ -46,7 +46,7 @@ impl Lowerer<'_> {
         moe: &Moe,
         x: EdgeId,
         mixed: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let mut e = Emit::new(self, SegmentKind::Router, Some(index));
         let source = e.input(if layer.parallel { x } else { mixed });
         let own = moe.norms.map(|norm| (Some(norm), WeightRole::ExpertPre));
@@ -87,7 +87,7 @@ impl Lowerer<'_> {
         layer: &Layer,
         moe: &Moe,
         [n, ids, weights, residual]: [EdgeId; 4],
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let mut e = Emit::new(self, SegmentKind::Experts, Some(index));
         let same = n == residual;
         let n = e.input(n);
@@ -152,7 +152,7 @@ fn mlp_ops(
     m: &Mlp,
     [gate, up, down]: [WeightRole; 3],
     n: ValueId,
-) -> Result<ValueId, LowerError> {
+) -> Result<ValueId> {
     let up = e.linear(n, up, m.bias)?;
     let inner = if m.gated {
         let gate = e.linear(n, gate, m.bias)?;

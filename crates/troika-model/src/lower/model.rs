@@ -4,7 +4,7 @@ use troika_graph::{DType, Op};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, WeightShapes};
+use super::{EdgeId, LowerOptions, Lowered, Result, SegmentKind, WeightShapes};
 use crate::spec::{Ffn, Key, Layer, Mixer, ModelSpec, PerLayerInput, WeightRole};
 
 /// Lowers a model to static subgraphs.
@@ -15,7 +15,7 @@ pub fn lower(
     spec: &ModelSpec,
     weights: WeightShapes<'_>,
     options: LowerOptions,
-) -> Result<Lowered, LowerError> {
+) -> Result<Lowered> {
     let mut l = Lowerer::new(spec, weights, options);
     l.edge("ids".into(), 1, DType::I32);
     l.edge("positions".into(), 1, DType::I32);
@@ -56,7 +56,7 @@ pub fn lower(
 
 impl Lowerer<'_> {
     /// The embedding, and the inputs of all layers beside it.
-    fn embed(&mut self) -> Result<(EdgeId, Option<EdgeId>), LowerError> {
+    fn embed(&mut self) -> Result<(EdgeId, Option<EdgeId>)> {
         let (hidden, scale) = (self.spec.hidden, self.spec.embed_scale);
         let (per_layer, layers) = (self.spec.per_layer_input(), self.spec.layers.len());
         let mut e = Emit::new(self, SegmentKind::Embed, None);
@@ -88,7 +88,7 @@ impl Lowerer<'_> {
         p: PerLayerInput,
         [x, own]: [EdgeId; 2],
         predicted: Option<EdgeId>,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let mut e = Emit::new(self, SegmentKind::PerLayer, Some(index));
         let (mut x, own) = (e.input(x), e.input(own));
         let mut streams = None;
@@ -115,7 +115,7 @@ impl Lowerer<'_> {
         e.pass_on("output of layer", y)
     }
 
-    fn head(&mut self, x: EdgeId) -> Result<(), LowerError> {
+    fn head(&mut self, x: EdgeId) -> Result<()> {
         let spec = self.spec;
         let mut e = Emit::new(self, SegmentKind::Head, None);
         let x = e.input(x);

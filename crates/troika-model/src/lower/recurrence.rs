@@ -4,7 +4,7 @@ use troika_graph::{Activation, Op, StateKind, ValueId};
 
 use super::emit::Emit;
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind, StateId};
+use super::{EdgeId, Result, SegmentKind, StateId};
 use crate::spec::{DecayingSum, Layer, Mamba2, ShortConv, WeightRole};
 
 impl Lowerer<'_> {
@@ -15,7 +15,7 @@ impl Lowerer<'_> {
         layer: &Layer,
         sum: &DecayingSum,
         x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Fixed);
         let (width, decay) = (sum.width, sum.decay);
         let state = self.state(format!("layer {index} sum"), width, page_group);
@@ -45,7 +45,7 @@ impl Lowerer<'_> {
         layer: &Layer,
         conv: ShortConv,
         x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let (page_group, width) = (self.page_group(StateKind::Fixed), self.spec.hidden);
         let ShortConv { taps, bias } = conv;
         let state = self.last_inputs(format!("layer {index} inputs"), taps, width);
@@ -78,7 +78,7 @@ impl Lowerer<'_> {
         m: &Mamba2,
         x: EdgeId,
         residual: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Fixed);
         let (inner, width) = (m.inner(), m.convolved());
         let inputs = self.last_inputs(format!("layer {index} inputs"), m.taps, width);
@@ -135,7 +135,7 @@ impl Emit<'_, '_> {
         self.graph.op("parts", op(), &[x, shared], group)
     }
 
-    fn scan(&mut self, m: &Mamba2, page_group: usize) -> Result<troika_graph::Mamba2, LowerError> {
+    fn scan(&mut self, m: &Mamba2, page_group: usize) -> Result<troika_graph::Mamba2> {
         Ok(troika_graph::Mamba2 {
             heads: m.heads,
             head_dim: m.head_dim,
@@ -152,7 +152,7 @@ impl Emit<'_, '_> {
     }
 
     /// `silu(z) * y`, with its norm.
-    fn gated(&mut self, m: &Mamba2, z: ValueId, y: ValueId) -> Result<ValueId, LowerError> {
+    fn gated(&mut self, m: &Mamba2, z: ValueId, y: ValueId) -> Result<ValueId> {
         let normed = |e: &mut Self, y, before| match m.norm {
             Some(n) if n.before_gate == before => e.norm(y, n.norm, WeightRole::MixNorm, n.group),
             _ => Ok(y),
