@@ -10,7 +10,7 @@ use tokenizers::NormalizedString;
 
 use super::check::{self, LONGEST};
 use super::error::{Result, TokenizerError};
-use super::fim_tokens::FimTokens;
+use super::fim::FimTokens;
 use super::shared::Inner;
 use super::spelling::Spelling;
 use super::{gguf, guard, json};
@@ -89,11 +89,6 @@ impl Tokenizer {
         };
         tokenizer.fim = tokenizer.find_fim(None);
         tokenizer
-    }
-
-    /// The tokens that the metadata names for a text between two others, or that are known by name.
-    pub(super) fn find_fim(&self, meta: Option<&GgufMeta>) -> Option<FimTokens> {
-        FimTokens::find(meta, |name| self.id(name), |id| self.token(id).is_some())
     }
 
     /// Reads the names of special tokens from `tokenizer_config.json`.
