@@ -280,6 +280,11 @@ impl<'a> Base<'a> {
         }
     }
 
+    /// A model of equal layers.
+    pub fn alike(&self, family: &str, attn: Attn, ffn: Ffn) -> ModelSpec {
+        self.model(family, vec![self.layer(attn, ffn); self.layers])
+    }
+
     /// Which layers use the sliding window: `layer_types`, or the family's rule.
     pub fn sliding(&self, rule: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
         self.kinds("layer_types", "sliding_attention", "full_attention", rule)

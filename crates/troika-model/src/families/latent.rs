@@ -129,6 +129,5 @@ pub(super) fn glm4_moe_lite(f: Fields<'_>, source: &ConfigSource) -> Result<Mode
 pub(super) fn youtu(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { tied: true, context: 131_072, ..Defaults::default() };
     let (b, attn) = latent(f, source, d, &DEEPSEEK)?;
-    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
-    Ok(b.model("youtu", vec![layer; b.layers]))
+    Ok(b.alike("youtu", attn, Ffn::Dense(b.mlp()?)))
 }

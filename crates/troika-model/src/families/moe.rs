@@ -53,8 +53,7 @@ pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.window("sliding_window")?;
     let moe = moe(&b, experts(f, 8, 2)?, f.size("intermediate_size")?, true);
-    let layer = b.layer(attn, Ffn::Moe(moe));
-    Ok(b.model("mixtral", vec![layer; b.layers]))
+    Ok(b.alike("mixtral", attn, Ffn::Moe(moe)))
 }
 
 /// Which layers are dense: those in a list, and all except every n-th.
@@ -111,8 +110,7 @@ pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let moe = moe(&b, experts(f, 64, 8)?, f.size("intermediate_size")?, normalize);
-    let layer = b.layer(attn, Ffn::Moe(moe));
-    Ok(b.model("olmoe", vec![layer; b.layers]))
+    Ok(b.alike("olmoe", attn, Ffn::Moe(moe)))
 }
 
 /// Groups of experts, of which the best are kept.
