@@ -79,11 +79,8 @@ pub(super) fn exaone_windows(b: &Base<'_>, m: &mut ModelSpec) -> Result<()> {
     let pattern = window_pattern(b.f, b.layers)?;
     let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
     let rope = Some(b.rope()?);
-    Ropes { global: rope.clone().filter(|_| window.is_none()), local: rope }.give(
-        &mut m.layers,
-        &sliding,
-        window,
-    );
+    let ropes = Ropes { global: rope.clone().filter(|_| window.is_none()), local: rope };
+    ropes.give(&mut m.layers, &sliding, window);
     Ok(())
 }
 
@@ -235,8 +232,7 @@ pub(super) fn apertus(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(b.qk_norm(true));
     let mlp = Mlp { gated: false, ..b.mlp()? };
-    let layer = b.layer(attn, Ffn::Dense(mlp));
-    let mut m = b.model("apertus", vec![layer; b.layers]);
+    let mut m = b.alike("apertus", attn, Ffn::Dense(mlp));
     for name in XIELU {
         let Some(list) = f.numbers(&format!("xielu_{name}"))? else { continue };
         for (layer, value) in m.layers.iter_mut().zip(list) {

@@ -76,16 +76,13 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
 
 fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
     match f.text("topk_method")?.unwrap_or("greedy") {
-        "greedy" => return Ok(None),
-        "group_limited_greedy" => {}
+        "greedy" => Ok(None),
+        "group_limited_greedy" => groups(f, moe),
         other => {
-            return Err(unsupported(
-                format!("topk_method {other:?}"),
-                "greedy, group_limited_greedy",
-            ));
+            let what = format!("topk_method {other:?}");
+            Err(unsupported(what, "greedy, group_limited_greedy"))
         }
     }
-    groups(f, moe)
 }
 
 /// Latent attention with the routing of DeepSeek-V3.

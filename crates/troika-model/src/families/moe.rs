@@ -137,22 +137,14 @@ fn gpt_oss_rope() -> Value {
 
 /// gpt-oss: sinks, biases everywhere, clamped gated activation, alternating windows.
 pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    let d = Defaults {
-        theta: 150_000.0,
-        eps: 1e-5,
-        head_dim: Some(64),
-        context: 131_072,
-        ..Defaults::default()
-    };
+    let (theta, head_dim, context) = (150_000.0, Some(64), 131_072);
+    let d = Defaults { theta, eps: 1e-5, head_dim, context, ..Defaults::default() };
     // Without any rope field the class defaults to yarn, not truncated in its own configs.
     let mut filled = f.0.clone();
-    let said = f.get("rope_parameters").is_some() || f.get("rope_scaling").is_some();
-    let f = if said {
-        f
-    } else {
+    if f.get("rope_parameters").is_none() && f.get("rope_scaling").is_none() {
         filled.insert("rope_parameters".into(), gpt_oss_rope());
-        Fields(&filled)
-    };
+    }
+    let f = Fields(&filled);
     let b = Base::read(f, source, d)?;
     let window = f.or("sliding_window", Some(128), Fields::window)?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
