@@ -122,38 +122,30 @@ impl Format {
         parallel: bool,
         opened: bool,
     ) -> String {
-        match self.calls.kind {
-            Kind::Harmony => harmony::grammar(lark, tools, opened),
-            _ => grammar(self.calls, lark, tools, parallel),
+        let form = self.calls;
+        if form.kind == Kind::Harmony {
+            return harmony::grammar(lark, tools, opened);
         }
+        let call = lark.each(tools, "call", |lark, tool| {
+            let (head, end) = form.call.split_once("JSON").unwrap_or((&form.call, &form.end));
+            let name = match form.kind {
+                Kind::Objects => lark.text(&tool.name),
+                _ => tool.name.clone(),
+            };
+            let arguments = match form.kind {
+                Kind::Tags => tags::members(lark, form, tool),
+                Kind::Literals => literals::members(lark, form, tool),
+                _ => lark.arguments(tool),
+            };
+            let head = lark.marked(&head.replace("NAME", &name));
+            format!("{head} {arguments} {}", lark.marked(end))
+        });
+        let (open, close) = (lark.marked(&form.open), lark.marked(&form.close));
+        if let Some(between) = &form.between {
+            let call = lark.rule("marked", &format!("{open} {call} {close}"));
+            return lark.repeated(&call, &lark.marked(between), parallel);
+        }
+        let calls = lark.repeated(&call, &lark.marked(&form.comma), parallel);
+        format!("{open} {calls} {close}")
     }
-}
-
-/// The grammar of a call, or of several.
-fn grammar(
-    form: &'static CallFormat,
-    lark: &mut Lark<'_>,
-    tools: &[ToolSpec],
-    parallel: bool,
-) -> String {
-    let call = lark.each(tools, "call", |lark, tool| {
-        let (head, end) = form.call.split_once("JSON").unwrap_or((&form.call, &form.end));
-        let name = match form.kind {
-            Kind::Objects => lark.text(&tool.name),
-            _ => tool.name.clone(),
-        };
-        let arguments = match form.kind {
-            Kind::Tags => tags::members(lark, form, tool),
-            Kind::Literals => literals::members(lark, form, tool),
-            _ => lark.arguments(tool),
-        };
-        format!("{} {arguments} {}", lark.marked(&head.replace("NAME", &name)), lark.marked(end))
-    });
-    let (open, close) = (lark.marked(&form.open), lark.marked(&form.close));
-    if let Some(between) = &form.between {
-        let call = lark.rule("marked", &format!("{open} {call} {close}"));
-        return lark.repeated(&call, &lark.marked(between), parallel);
-    }
-    let calls = lark.repeated(&call, &lark.marked(&form.comma), parallel);
-    format!("{open} {calls} {close}")
 }
