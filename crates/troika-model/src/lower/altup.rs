@@ -3,34 +3,28 @@
 use troika_graph::{DType, Op, Rescale, ValueId};
 
 use super::emit::Emit;
-use super::lowerer::Lowerer;
+use super::lowerer::{At, Lowerer};
 use super::{EdgeId, Result, SegmentKind};
-use crate::spec::{AltUp, Key, Layer, WeightRole};
+use crate::spec::{AltUp, Key, WeightRole};
 
 impl Lowerer<'_> {
     /// Predicts all streams from those behind the layer before. Returns them, the active one, which is
     /// the layer's input, and what the mixer's result is added to, with LAuReL's.
-    pub(super) fn predict(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        a: AltUp,
-        streams: EdgeId,
-    ) -> Result<[EdgeId; 3]> {
-        let mut e = Emit::new(self, SegmentKind::Streams, Some(index));
+    pub fn predict(&mut self, at: At<'_>, a: AltUp, streams: EdgeId) -> Result<[EdgeId; 3]> {
+        let mut e = Emit::new(self, SegmentKind::Streams, Some(at.index));
         let x = e.input(streams);
         let active = e.streams(x, a.active, 1);
         let c = e.coefficients(a, active, WeightRole::AltPredict)?;
         let cols = e.graph.cols(x);
         let all = e.graph.op("predicted", Op::Mix { streams: a.streams }, &[x, c], cols);
         let active = e.streams(all, a.active, 1);
-        let n = e.norm_if(active, layer.attn_pre, WeightRole::AttnPre)?;
+        let n = e.norm_if(active, at.layer.attn_pre, WeightRole::AttnPre)?;
         let y = e.linear(n, WeightRole::LaurelDown, false)?;
         let y = e.linear(y, WeightRole::LaurelUp, false)?;
         let y = e.norm(y, a.norm, WeightRole::LaurelNorm, 0)?;
         let y = e.add(n, y, 1.0);
         let residual = e.add(active, y, 1.0);
-        let residual = e.scaled(residual, layer.mixer_scale);
+        let residual = e.scaled(residual, at.layer.mixer_scale);
         let outputs = [("predicted streams", all), ("predicted", active), ("residual", residual)];
         let outputs = outputs.map(|(name, value)| e.output(name, value, DType::F32));
         e.finish()?;
