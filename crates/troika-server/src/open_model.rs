@@ -16,7 +16,7 @@ use crate::grammar::{Constrain, Grammar, KeptGrammars, Vocabulary};
 use crate::metrics::{Metrics, OfModel};
 use crate::options::ModelOffer;
 use crate::problem::Problem;
-use troika::model::answer::{CallFormat, Format};
+use troika::model::answer::Format;
 
 /// How long the thread sleeps at most before it looks whether it shall end.
 const NAP: Duration = Duration::from_millis(50);
@@ -274,7 +274,7 @@ impl OpenModel {
 
     /// Whether its template has thoughts.
     pub fn thinks(&self) -> bool {
-        let of = |format: &Format| format.thoughts.is_some() || format.calls == CallFormat::Harmony;
+        let of = |format: &Format| format.thought_ends(false).is_some();
         of(&self.format) || of(&self.plain_format)
     }
 

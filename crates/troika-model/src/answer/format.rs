@@ -1,16 +1,16 @@
 //! Which markers a model uses, found in the text of its chat template.
 
-use super::forms::{CallForm, CallFormat, Kind, tags_in};
+use super::forms::{CallFormat, Kind, tags_in};
 use super::lark::{Lark, SpecialToken};
 use super::thoughts::{THOUGHTS, ThoughtEnds, ThoughtMarkers};
 use super::tool::ToolSpec;
-use super::{harmony, literals, named, objects, tags};
+use super::{harmony, literals, tags};
 
 /// How a model writes what is not plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// Its calls.
-    pub calls: CallFormat,
+    pub calls: &'static CallFormat,
     /// Its thoughts, if it has any. The channels of `Harmony` are not named here.
     pub thoughts: Option<ThoughtMarkers>,
 }
@@ -22,7 +22,7 @@ impl Format {
         let has = |text: &str| template.contains(text);
         let calls = CallFormat::shown_by(template);
         let thoughts = THOUGHTS.iter().find(|(sign, _)| has(sign)).map(|(_, markers)| *markers);
-        let thoughts = thoughts.filter(|_| calls != CallFormat::Harmony);
+        let thoughts = thoughts.filter(|_| calls.kind != Kind::Harmony);
         Self { calls, thoughts }
     }
 
@@ -30,13 +30,13 @@ impl Format {
     pub fn opened_by(&self, prompt: &str) -> bool {
         match self.thoughts {
             Some(thoughts) => prompt.trim_end().ends_with(thoughts.open),
-            None => self.calls == CallFormat::Harmony && prompt.ends_with(harmony::THOUGHT),
+            None => self.calls.kind == Kind::Harmony && prompt.ends_with(harmony::THOUGHT),
         }
     }
 
     /// The markers that the reader looks for in the text.
     pub fn markers(&self) -> Vec<&'static str> {
-        let mut markers = self.calls.form().markers();
+        let mut markers = self.calls.markers();
         for text in self.thoughts.iter().flat_map(|thoughts| [thoughts.open, thoughts.close]) {
             markers.push(text);
             markers.extend(tags_in(text).filter(|tag| *tag != text));
@@ -75,7 +75,7 @@ impl Format {
         special: &SpecialToken<'_>,
     ) -> Option<String> {
         let mut lark = Lark::new(special);
-        if self.calls == CallFormat::Harmony {
+        if self.calls.kind == Kind::Harmony {
             let answer = harmony::form_grammar(&mut lark, tools, opened);
             return Some(lark.finish(&answer));
         }
@@ -90,7 +90,7 @@ impl Format {
         let framed = |(open, close): &(String, String)| {
             format!("| {} @form {}", lark.marker(open), lark.marker(close))
         };
-        let framed: String = self.calls.form().frames.iter().map(framed).collect();
+        let framed: String = self.calls.frames.iter().map(framed).collect();
         Some(lark.finish(&format!("{thought} (@form {framed} {calls})")))
     }
 
@@ -106,7 +106,7 @@ impl Format {
             Some(ThoughtMarkers { open, close }) => {
                 Some(ThoughtEnds { open, close, closing: format!("\n{close}\n"), anywhere: false })
             }
-            None => (self.calls == CallFormat::Harmony).then(|| harmony::thought_ends(tools)),
+            None => (self.calls.kind == Kind::Harmony).then(|| harmony::thought_ends(tools)),
         }
     }
 
@@ -122,32 +122,30 @@ impl Format {
         parallel: bool,
         opened: bool,
     ) -> String {
-        match self.calls {
-            CallFormat::Harmony => harmony::grammar(lark, tools, opened),
-            calls => grammar(calls.form(), lark, tools, parallel),
+        let form = self.calls;
+        if form.kind == Kind::Harmony {
+            return harmony::grammar(lark, tools, opened);
         }
+        let call = lark.each(tools, "call", |lark, tool| {
+            let (head, end) = form.call.split_once("JSON").unwrap_or((&form.call, &form.end));
+            let name = match form.kind {
+                Kind::Objects => lark.text(&tool.name),
+                _ => tool.name.clone(),
+            };
+            let arguments = match form.kind {
+                Kind::Tags => tags::members(lark, form, tool),
+                Kind::Literals => literals::members(lark, form, tool),
+                _ => lark.arguments(tool),
+            };
+            let head = lark.marked(&head.replace("NAME", &name));
+            format!("{head} {arguments} {}", lark.marked(end))
+        });
+        let (open, close) = (lark.marked(&form.open), lark.marked(&form.close));
+        if let Some(between) = &form.between {
+            let call = lark.rule("marked", &format!("{open} {call} {close}"));
+            return lark.repeated(&call, &lark.marked(between), parallel);
+        }
+        let calls = lark.repeated(&call, &lark.marked(&form.comma), parallel);
+        format!("{open} {calls} {close}")
     }
-}
-
-/// The grammar of a call, or of several.
-fn grammar(
-    form: &'static CallForm,
-    lark: &mut Lark<'_>,
-    tools: &[ToolSpec],
-    parallel: bool,
-) -> String {
-    let call = lark.each(tools, "call", |lark, tool| match form.kind {
-        Kind::Objects => objects::grammar(lark, form, tool),
-        Kind::Named => named::grammar(lark, form, tool),
-        Kind::Tags => tags::grammar(lark, form, tool),
-        Kind::Literals => literals::grammar(lark, form, tool),
-        Kind::Own => String::new(),
-    });
-    let (open, close) = (lark.marked(&form.open), lark.marked(&form.close));
-    if let Some(between) = &form.between {
-        let call = lark.rule("marked", &format!("{open} {call} {close}"));
-        return lark.repeated(&call, &lark.marked(between), parallel);
-    }
-    let calls = lark.repeated(&call, &lark.marked(&form.comma), parallel);
-    format!("{open} {calls} {close}")
 }

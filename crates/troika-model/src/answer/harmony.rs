@@ -2,7 +2,7 @@
 //! `functions.name` is a call.
 
 use super::call::{Stopped, Text};
-use super::lark::Lark;
+use super::lark::{Lark, UNMARKED};
 use super::output::Output;
 use super::thoughts::ThoughtEnds;
 use super::tool::ToolSpec;
@@ -34,22 +34,17 @@ fn word<'a>(head: &'a str, mark: &str) -> Option<&'a str> {
 
 /// Splits messages by their channels.
 pub(super) struct Harmony {
-    text: Text,
-    tools: bool,
-    reasoning: bool,
-    /// Whether the message being read is a thought.
-    analysis: bool,
+    pub(super) text: Text,
+    pub(super) tools: bool,
+    pub(super) reasoning: bool,
+    /// Whether the message being read is a thought. The prompt may have opened one.
+    pub(super) analysis: bool,
 }
 
 impl Harmony {
-    pub(super) fn new(text: Text, tools: bool, reasoning: bool) -> Self {
-        Self { text, tools, reasoning, analysis: false }
-    }
-
-    /// Reads the whole answer. The prompt may have opened a thought.
-    pub(super) async fn read(mut self, opened: bool) {
-        self.analysis = opened;
-        let mut markers = if opened { AFTER_TEXT } else { FIRST };
+    /// Reads the whole answer.
+    pub(super) async fn read(mut self) {
+        let mut markers = if self.analysis { AFTER_TEXT } else { FIRST };
         while let Some(marker) = self.body(markers).await {
             markers = AFTER_TEXT;
             self.analysis = false;
@@ -60,10 +55,7 @@ impl Harmony {
     }
 
     fn emit(&self, text: &str) {
-        self.text.out(|out| match self.analysis && self.reasoning {
-            true => out.reasoning(text),
-            false => out.content(text),
-        });
+        self.text.out(|out| out.text(text, self.analysis && self.reasoning));
     }
 
     /// Reads text up to one of these markers. Nothing at the end of the answer.
@@ -138,7 +130,7 @@ pub(super) fn thought_ends(tools: bool) -> ThoughtEnds {
 fn before(lark: &mut Lark<'_>, opened: bool) -> String {
     let (start, channel, message) =
         (lark.marker(START), lark.marker(CHANNEL), lark.marker(MESSAGE));
-    let analysis = lark.unmarked_until("analysis", END);
+    let analysis = lark.until("analysis", UNMARKED, END);
     let analysis = format!(r#"{analysis} {start} "assistant""#);
     if opened {
         return analysis;

@@ -8,6 +8,11 @@ use super::tool::ToolSpec;
 /// The id of a special token by its text, if the vocabulary has it.
 pub type SpecialToken<'a> = dyn Fn(&str) -> Option<u32> + 'a;
 
+/// Any text.
+const ANY: &str = "/(?s:.*)/";
+/// Text without `<|`: where a text has more markers than the one that ends it.
+pub(super) const UNMARKED: &str = "/([^<]|<+[^|<])*/";
+
 /// A grammar that grows.
 pub(super) struct Lark<'a> {
     rules: Vec<String>,
@@ -21,12 +26,7 @@ impl<'a> Lark<'a> {
 
     /// The grammar that begins with `start`.
     pub(super) fn finish(self, start: &str) -> String {
-        let mut text = format!("start: {start}\n");
-        for rule in self.rules {
-            text.push_str(&rule);
-            text.push('\n');
-        }
-        text
+        format!("start: {start}\n{}\n", self.rules.join("\n"))
     }
 
     /// Adds a rule and returns its name.
@@ -81,24 +81,15 @@ impl<'a> Lark<'a> {
     /// Any text up to a marker that may have special tokens in it, and the marker.
     fn until_marked(&mut self, name: &str, marker: &str) -> String {
         let Some((before, id, after)) = self.special(marker) else {
-            return self.until(name, marker);
+            return self.until(name, ANY, marker);
         };
         let before = before.replace('/', "\\/");
         let body = format!("/(?s:.*){before}/ <[{id}]> {}", self.marked(after));
         self.rule(name, &body)
     }
 
-    /// Any text up to the first of these markers, and the marker.
-    pub(super) fn until(&mut self, name: &str, marker: &str) -> String {
-        self.text_until(name, "/(?s:.*)/", marker)
-    }
-
-    /// Text without `<|` up to a marker: where a text has more markers than the one that ends it.
-    pub(super) fn unmarked_until(&mut self, name: &str, marker: &str) -> String {
-        self.text_until(name, "/([^<]|<+[^|<])*/", marker)
-    }
-
-    fn text_until(&mut self, name: &str, text: &str, marker: &str) -> String {
+    /// Text of this pattern up to the first marker, and the marker.
+    pub(super) fn until(&mut self, name: &str, text: &str, marker: &str) -> String {
         match (self.token)(marker) {
             Some(id) => self.rule(name, &format!("{text} <[{id}]>")),
             None => {
@@ -110,7 +101,7 @@ impl<'a> Lark<'a> {
 
     /// A thought. The prompt may have its opening marker.
     pub(super) fn thought(&mut self, open: &str, close: &str, opened: bool) -> String {
-        let text = self.until("thought", close);
+        let text = self.until("thought", ANY, close);
         let after = r#"("\n" "\n"?)?"#;
         if opened {
             return format!("{text} {after}");
@@ -225,9 +216,8 @@ impl<'a> Lark<'a> {
             Value::Bool(false) => return "%json false".to_owned(),
             _ => serde_json::Map::new(),
         };
-        let mut options =
-            json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
-        options["coerce_one_of"] = true.into();
+        let options = json!({"whitespace_flexible": false, "item_separator": ", ?",
+            "key_separator": ": ?", "coerce_one_of": true});
         schema.insert("x-guidance".to_owned(), options);
         format!("%json {}", Value::Object(schema))
     }

@@ -6,7 +6,7 @@ use serde_json::{Number, Value};
 
 use super::call::{Read, Stopped, Text, failed, tool_name};
 use super::convert::argument;
-use super::forms::CallForm;
+use super::forms::CallFormat;
 use super::lark::Lark;
 use super::output::Output;
 use super::tool::ToolSpec;
@@ -17,7 +17,7 @@ const DEPTH: usize = 100;
 const WORD: usize = 512;
 
 /// Reads calls and the marker that closes them. Without such a marker, only the given tools count.
-pub(super) async fn read(text: &Text, tools: &[ToolSpec], form: &'static CallForm) -> Read<()> {
+pub(super) async fn read(text: &Text, tools: &[ToolSpec], form: &'static CallFormat) -> Read<()> {
     let (_, bracket) = form.call.split_once("NAME").unwrap_or_default();
     let list = form.open.ends_with('[');
     if list && form.open != "[" {
@@ -51,7 +51,7 @@ pub(super) async fn read(text: &Text, tools: &[ToolSpec], form: &'static CallFor
 struct Literals<'a> {
     text: &'a Text,
     tools: &'a [ToolSpec],
-    form: &'static CallForm,
+    form: &'static CallFormat,
     tool: &'a str,
 }
 
@@ -203,10 +203,11 @@ fn escaped(text: &str) -> String {
     json[1..json.len() - 1].to_owned()
 }
 
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolSpec) -> String {
+/// The grammar of a call's arguments.
+pub(super) fn members(lark: &mut Lark<'_>, form: &CallFormat, tool: &ToolSpec) -> String {
     let quote = form.quote.as_str();
     let comma = if quote.is_empty() { ", " } else { "," };
-    let members = lark.separated(tool, comma, |lark, name, argument| {
+    lark.separated(tool, comma, |lark, name, argument| {
         let key = lark.marked(&form.argument.replace("KEY", name));
         let value = match argument.kind() {
             "boolean" if quote.is_empty() => r#"("True" | "False")"#.to_owned(),
@@ -216,7 +217,5 @@ pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolS
             _ => lark.argument(argument),
         };
         format!("{key} {value}")
-    });
-    let head = lark.marked(&form.call.replace("NAME", &tool.name));
-    format!("{head} {members} {}", lark.marked(&form.end))
+    })
 }

@@ -4,6 +4,7 @@ use super::call::{Read, Stopped, Text};
 use super::object;
 
 pub(super) const OPEN: &str = "{";
+pub(super) const TAG: &str = "<|python_tag|>";
 
 /// Reads objects one after another.
 pub(super) async fn read(text: &Text, names: &[String]) -> Read<()> {

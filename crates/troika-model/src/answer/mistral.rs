@@ -3,6 +3,7 @@
 use super::call::{Read, Text, tool_name};
 use super::objects;
 
+pub(super) const OPEN: &str = "[TOOL_CALLS]";
 const ARGUMENTS: &str = "[ARGS]";
 const ID: &str = "[CALL_ID]";
 

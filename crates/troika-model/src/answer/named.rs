@@ -1,12 +1,10 @@
 //! Calls as a name, a marker and JSON.
 
 use super::call::{Read, Text, tool_name};
-use super::forms::CallForm;
-use super::lark::Lark;
-use super::tool::ToolSpec;
+use super::forms::CallFormat;
 
 /// Reads calls behind `opened`, and the marker that closes them.
-pub(super) async fn read(text: &Text, form: &'static CallForm, opened: &str) -> Read<()> {
+pub(super) async fn read(text: &Text, form: &'static CallFormat, opened: &str) -> Read<()> {
     let (call, close) = (form.head(), form.close.as_str());
     let (_, rest) = form.call.split_once("NAME").unwrap_or_default();
     let (between, end) = rest.split_once("JSON").unwrap_or_default();
@@ -29,10 +27,4 @@ pub(super) async fn read(text: &Text, form: &'static CallForm, opened: &str) -> 
             return Ok(());
         }
     }
-}
-
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &CallForm, tool: &ToolSpec) -> String {
-    let (head, end) = form.call.split_once("JSON").unwrap_or_default();
-    let (head, json) = (lark.marked(&head.replace("NAME", &tool.name)), lark.arguments(tool));
-    format!("{head} {json} {}", lark.marked(end))
 }

@@ -1,18 +1,14 @@
 //! Calls as JSON objects between markers, each by itself or in a list.
 
-use serde_json::Value;
-
 use super::call::{Read, Text, failed, tool_name};
-use super::forms::CallForm;
-use super::lark::Lark;
+use super::forms::CallFormat;
 use super::object;
-use super::tool::ToolSpec;
 
 /// The name is the only key of the object.
 const KEYED: &str = "{NAME: JSON}";
 
 /// Reads objects or a list of them, and the marker that closes them.
-pub(super) async fn read(text: &Text, form: &'static CallForm) -> Read<()> {
+pub(super) async fn read(text: &Text, form: &'static CallFormat) -> Read<()> {
     let (keyed, close) = (form.call == KEYED, form.closer());
     let first = text.solid().await?;
     text.unread(&first.to_string());
@@ -56,11 +52,4 @@ async fn one(text: &Text, keyed: bool) -> Read<()> {
     text.expect(':').await?;
     text.arguments(tool_name(&name)?).await?;
     text.expect('}').await
-}
-
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &CallForm, tool: &ToolSpec) -> String {
-    let name = Value::from(tool.name.as_str()).to_string();
-    let (head, end) = form.call.split_once("JSON").unwrap_or_default();
-    let (head, json) = (lark.marked(&head.replace("NAME", &name)), lark.arguments(tool));
-    format!("{head} {json} {}", lark.marked(end))
 }

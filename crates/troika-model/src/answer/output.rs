@@ -61,25 +61,17 @@ impl Output {
         std::mem::take(&mut self.deltas)
     }
 
-    pub(super) fn content(&mut self, text: &str) {
+    pub(super) fn text(&mut self, text: &str, thought: bool) {
+        let delta = if thought { Delta::Reasoning } else { Delta::Content };
         if !text.is_empty() {
-            append(&mut self.deltas, Delta::Content(text.to_owned()));
-        }
-    }
-
-    pub(super) fn reasoning(&mut self, text: &str) {
-        if !text.is_empty() {
-            append(&mut self.deltas, Delta::Reasoning(text.to_owned()));
+            append(&mut self.deltas, delta(text.to_owned()));
         }
     }
 
     /// What follows `raw` may be a call.
     pub(super) fn open(&mut self, raw: &str) {
-        self.raw.clear();
-        self.raw.push_str(raw);
-        self.recording = true;
-        self.started = false;
-        self.named = false;
+        self.raw = raw.to_owned();
+        (self.recording, self.started, self.named) = (true, false, false);
     }
 
     /// A character of a call, or of what may be one.

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 
 use super::call::{Read, Stopped, Text};
 use super::format::Format;
-use super::forms::{CallFormat, Kind};
+use super::forms::Kind;
 use super::harmony::Harmony;
 use super::output::{Delta, Output};
 use super::thoughts::ThoughtMarkers;
@@ -44,14 +44,13 @@ impl Format {
     /// A reader for one answer.
     pub fn reader(&self, options: ReaderOptions) -> Reader {
         let text = Text::new(options.whole_calls);
-        let work: Pin<Box<dyn Future<Output = ()> + Send>> = if self.calls == CallFormat::Harmony
-            && (options.reasoning || !options.tools.is_empty())
-        {
-            let tools = !options.tools.is_empty();
-            let harmony = Harmony::new(text.clone(), tools, options.reasoning);
-            Box::pin(harmony.read(options.opened))
-        } else {
-            Box::pin(Tagged::new(text.clone(), *self, options).read())
+        let (tools, reasoning) = (!options.tools.is_empty(), options.reasoning);
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = match self.calls.kind {
+            Kind::Harmony if reasoning || tools => {
+                let (text, analysis) = (text.clone(), options.opened);
+                Box::pin(Harmony { text, tools, reasoning, analysis }.read())
+            }
+            _ => Box::pin(Tagged::new(text.clone(), *self, options).read()),
         };
         Reader { text, work: Some(work) }
     }
@@ -197,10 +196,10 @@ impl Tagged {
         if bare {
             return bare::read(text, &self.names, marker).await;
         }
-        let form = self.format.calls.form();
-        match (self.format.calls, form.kind) {
-            (CallFormat::Mistral | CallFormat::MistralList, _) => mistral::read(text).await,
-            (CallFormat::Llama, _) => {
+        let form = self.format.calls;
+        match (marker, form.kind) {
+            (mistral::OPEN, _) => mistral::read(text).await,
+            (llama::OPEN | llama::TAG, _) => {
                 if marker == llama::OPEN {
                     // The brace is a part of the object.
                     text.unread(marker);
@@ -211,18 +210,18 @@ impl Tagged {
             (_, Kind::Named) => named::read(text, form, marker).await,
             (_, Kind::Tags) => tags::read(text, tools, form, marker).await,
             (_, Kind::Literals) => literals::read(text, tools, form).await,
-            (_, Kind::Own) => Ok(()),
+            (_, Kind::Harmony) => Ok(()),
         }
     }
 
     /// The markers that mean something here.
     fn markers(&self) -> Vec<(&'static str, Opens)> {
         let mut markers = Vec::new();
-        let (calls, form) = (self.format.calls, self.format.calls.form());
+        let form = self.format.calls;
         if let Some(thoughts) = self.thoughts {
             // Where the prompt has opened the thought, some models do so again. Where it has closed
-            // it, they may do that again. Gemma thinks anywhere.
-            let anywhere = self.blank || calls == CallFormat::Gemma;
+            // it, they may do that again.
+            let anywhere = self.blank || form.thinks_anywhere;
             if self.thinking || anywhere {
                 markers.push((thoughts.close, Opens::Content));
             }
@@ -243,22 +242,17 @@ impl Tagged {
         if self.tools.is_empty() {
             return markers;
         }
-        if self.blank && calls == CallFormat::Llama {
-            markers.push((llama::OPEN, Opens::Call));
-        }
         let openers = form.openers().into_iter();
-        let anywhere = |marker: &&str| self.blank || *marker != "[";
+        let anywhere = |marker: &&str| self.blank || !bare::OPEN.contains(marker);
         markers.extend(openers.filter(anywhere).map(|marker| (marker, Opens::Call)));
         markers
     }
 
     /// What may open a call without markers here. Some formats have such calls themselves.
     fn bare(&self) -> impl Iterator<Item = &'static str> {
-        let calls = self.format.calls;
         let may = self.fresh && self.blank && !self.thinking && !self.tools.is_empty();
-        let own = if calls == CallFormat::Llama { llama::OPEN } else { "" };
-        let own = if calls == CallFormat::Python { "[" } else { own };
-        bare::OPEN.iter().copied().filter(move |marker| may && *marker != own)
+        let own = self.format.calls.openers();
+        bare::OPEN.iter().copied().filter(move |marker| may && !own.contains(marker))
     }
 
     /// Hands out held text that begins no marker. Returns a marker that is complete.
@@ -297,6 +291,6 @@ impl Tagged {
     }
 
     fn emit(&self, text: &str) {
-        self.text.out(|out| if self.thinking { out.reasoning(text) } else { out.content(text) });
+        self.text.out(|out| out.text(text, self.thinking));
     }
 }

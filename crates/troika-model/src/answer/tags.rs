@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::call::{Read, Stopped, Text, tool_name};
 use super::convert::{argument, json, unfinished};
-use super::forms::CallForm;
+use super::forms::CallFormat;
 use super::json::{JsonScanner, Scan};
 use super::lark::Lark;
 use super::tool::ToolSpec;
@@ -40,7 +40,7 @@ fn ends(text: &'static str) -> (&'static str, &'static str) {
 }
 
 impl Tags {
-    fn new(form: &'static CallForm) -> Self {
+    fn new(form: &'static CallFormat) -> Self {
         let (call, named) = form.call.split_once("NAME").unwrap_or_default();
         let (key, rest) = form.argument.split_once("KEY").unwrap_or_default();
         let (before, after) = rest.split_once("VALUE").unwrap_or_default();
@@ -77,7 +77,7 @@ impl Tags {
 pub(super) async fn read(
     text: &Text,
     tools: &[ToolSpec],
-    form: &'static CallForm,
+    form: &'static CallFormat,
     opened: &str,
 ) -> Read<()> {
     let tags = Tags::new(form);
@@ -176,10 +176,11 @@ impl Call<'_> {
     }
 }
 
-pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolSpec) -> String {
+/// The grammar of a call's arguments.
+pub(super) fn members(lark: &mut Lark<'_>, form: &'static CallFormat, tool: &ToolSpec) -> String {
     let value_end = Tags::new(form).value_end;
     let (before, after) = form.argument.split_once("VALUE").unwrap_or_default();
-    let members = lark.members(tool, |lark, key, argument| {
+    lark.members(tool, |lark, key, argument| {
         let kind = match argument.kind() {
             "string" if before.contains("string=") => "true",
             _ if before.contains("string=") => "false",
@@ -187,7 +188,5 @@ pub(super) fn grammar(lark: &mut Lark<'_>, form: &'static CallForm, tool: &ToolS
         };
         let before = lark.marked(&before.replace("TYPE", kind).replace("KEY", key));
         format!("{before} {}", lark.plain(argument, after, value_end))
-    });
-    let head = lark.marked(&form.call.replace("NAME", &tool.name));
-    format!("{head} {members} {}", lark.marked(&form.end))
+    })
 }

@@ -48,16 +48,10 @@ pub(super) fn tojson(state: &State, value: Jinja, args: Kwargs) -> Result<Jinja,
 
 /// Python's `json.dumps` of a value, without options but `ensure_ascii`.
 pub(super) fn dumps(value: &Value) -> String {
-    let mut out = String::new();
-    Style::default().dump(value, 0, &mut out);
+    let (between_items, after_key, mut out) = (", ".into(), ": ".into(), String::new());
+    let style = Style { indent: None, between_items, after_key, ascii: false, sorted: false };
+    style.dump(value, 0, &mut out);
     out
-}
-
-impl Default for Style {
-    fn default() -> Style {
-        let (between_items, after_key) = (", ".into(), ": ".into());
-        Style { indent: None, between_items, after_key, ascii: false, sorted: false }
-    }
 }
 
 impl Style {
@@ -89,34 +83,30 @@ impl Style {
     }
 
     fn dump(&self, v: &Value, depth: usize, out: &mut String) {
-        match v {
-            Value::Array(items) if !items.is_empty() => {
-                out.push('[');
-                for (i, item) in items.iter().enumerate() {
-                    out.push_str(if i > 0 { &self.between_items } else { "" });
-                    self.line(depth + 1, out);
-                    self.dump(item, depth + 1, out);
-                }
-                self.line(depth, out);
-                out.push(']');
+        // Items of a list have no keys.
+        let (open, close, mut items): (_, _, Vec<(Option<&String>, &Value)>) = match v {
+            Value::Array(list) if !list.is_empty() => {
+                ('[', ']', list.iter().map(|item| (None, item)).collect())
             }
             Value::Object(map) if !map.is_empty() => {
-                out.push('{');
-                let mut pairs: Vec<(&String, &Value)> = map.iter().collect();
-                if self.sorted {
-                    pairs.sort_by_key(|pair| pair.0);
-                }
-                for (i, (key, item)) in pairs.into_iter().enumerate() {
-                    out.push_str(if i > 0 { &self.between_items } else { "" });
-                    self.line(depth + 1, out);
-                    self.scalar(&Value::from(key.as_str()), out);
-                    out.push_str(&self.after_key);
-                    self.dump(item, depth + 1, out);
-                }
-                self.line(depth, out);
-                out.push('}');
+                ('{', '}', map.iter().map(|(key, item)| (Some(key), item)).collect())
             }
-            other => self.scalar(other, out),
+            other => return self.scalar(other, out),
+        };
+        if self.sorted {
+            items.sort_by_key(|(key, _)| *key);
         }
+        out.push(open);
+        for (i, (key, item)) in items.into_iter().enumerate() {
+            out.push_str(if i > 0 { &self.between_items } else { "" });
+            self.line(depth + 1, out);
+            if let Some(key) = key {
+                self.scalar(&Value::from(key.as_str()), out);
+                out.push_str(&self.after_key);
+            }
+            self.dump(item, depth + 1, out);
+        }
+        self.line(depth, out);
+        out.push(close);
     }
 }

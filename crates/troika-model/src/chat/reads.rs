@@ -75,20 +75,15 @@ impl Reads {
             // Templates that read both forms read parts from users.
             let user = message.get("role").is_some_and(|role| role == "user");
             let keeps = || self.parts(render) && (user || !self.texts(render));
-            let texts = |parts: &[Value]| parts.iter().all(|part| part["text"].is_string());
-            match &content {
-                Value::Array(parts) if texts(parts) && !keeps() => {
-                    message.insert("content".into(), text_of(&content).into());
-                }
-                Value::Array(parts) if texts(parts) && parts.len() > 1 && !self.several(render) => {
-                    let one = json!([{"type": "text", "text": text_of(&content)}]);
-                    message.insert("content".into(), one);
-                }
-                Value::String(text) if !self.texts(render) && self.parts(render) => {
-                    message.insert("content".into(), json!([{"type": "text", "text": text}]));
-                }
-                _ => {}
-            }
+            let one = || json!([{"type": "text", "text": text_of(&content)}]);
+            let fitted = match &content {
+                Value::Array(parts) if parts.iter().any(|part| !part["text"].is_string()) => None,
+                Value::Array(_) if !keeps() => Some(text_of(&content).into()),
+                Value::Array(parts) if parts.len() > 1 && !self.several(render) => Some(one()),
+                Value::String(_) if !self.texts(render) && self.parts(render) => Some(one()),
+                _ => None,
+            };
+            fitted.map(|content| message.insert("content".into(), content));
             if message.contains_key("tool_calls") || message.contains_key("tool_call_id") {
                 self.fit_calls(message, self.calls.get_or_init(|| Calls::of(render)));
             }

@@ -179,14 +179,10 @@ impl<'a> Base<'a> {
     /// The ropes of layers without and with a window; the latter is not scaled unless the config
     /// says so for these layers.
     pub fn ropes(&self) -> Result<Ropes> {
-        Ok(Ropes {
-            global: Some(self.rope_of(&RopeConfig::read(
-                self.f,
-                Some("full_attention"),
-                self.theta,
-            )?)?),
-            local: Some(self.rope_of(&RopeConfig::local(self.f, "rope_theta", self.theta)?)?),
-        })
+        let global = RopeConfig::read(self.f, Some("full_attention"), self.theta)?;
+        let global = Some(self.rope_of(&global)?);
+        let local = RopeConfig::local(self.f, "rope_theta", self.theta)?;
+        Ok(Ropes { global, local: Some(self.rope_of(&local)?) })
     }
 
     /// Norms of q and k before rope.
@@ -202,20 +198,8 @@ impl<'a> Base<'a> {
             k_dim: self.head_dim,
             v_dim: self.head_dim,
             scale: 1.0 / (self.head_dim as f32).sqrt(),
-            qkv_bias: false,
-            o_bias: false,
-            clip_qkv: None,
-            qk_norm: None,
-            gate: None,
             rope,
-            window: None,
-            softcap: None,
-            growth: None,
-            sinks: false,
-            latent: None,
-            kv_from: None,
-            v_norm: None,
-            v_is_k: false,
+            ..Attn::default()
         }
     }
 
@@ -278,6 +262,11 @@ impl<'a> Base<'a> {
             logit_scale: 1.0,
             logit_softcap: None,
         }
+    }
+
+    /// A model of equal layers.
+    pub fn alike(&self, family: &str, attn: Attn, ffn: Ffn) -> ModelSpec {
+        self.model(family, vec![self.layer(attn, ffn); self.layers])
     }
 
     /// Which layers use the sliding window: `layer_types`, or the family's rule.

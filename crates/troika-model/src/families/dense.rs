@@ -17,23 +17,20 @@ pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     }
     let mut mlp = b.mlp()?;
     mlp.bias = f.flag("mlp_bias")?.unwrap_or(false);
-    let layer = b.layer(attn, Ffn::Dense(mlp));
-    Ok(b.model("llama", vec![layer; b.layers]))
+    Ok(b.alike("llama", attn, Ffn::Dense(mlp)))
 }
 
 pub(super) fn internlm2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
     f.refuse_flag("bias")?;
-    let layer = b.layer(b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?));
-    Ok(b.model("internlm2", vec![layer; b.layers]))
+    Ok(b.alike("internlm2", b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?)))
 }
 
 pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 131_072, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.or("sliding_window", Some(4096), Fields::window)?;
-    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
-    Ok(b.model("mistral", vec![layer; b.layers]))
+    Ok(b.alike("mistral", attn, Ffn::Dense(b.mlp()?)))
 }
 
 /// Layers that are alike but for a window: by default those from `max_window_layers` on have one.
@@ -82,11 +79,8 @@ pub(super) fn exaone_windows(b: &Base<'_>, m: &mut ModelSpec) -> Result<()> {
     let pattern = window_pattern(b.f, b.layers)?;
     let sliding = b.sliding(|i| window.is_some() && pattern(i))?;
     let rope = Some(b.rope()?);
-    Ropes { global: rope.clone().filter(|_| window.is_none()), local: rope }.give(
-        &mut m.layers,
-        &sliding,
-        window,
-    );
+    let ropes = Ropes { global: rope.clone().filter(|_| window.is_none()), local: rope };
+    ropes.give(&mut m.layers, &sliding, window);
     Ok(())
 }
 
@@ -183,8 +177,7 @@ pub(super) fn ernie<'a>(
 
 pub(super) fn ernie4_5(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (b, attn, mlp) = ernie(f, source, Some(128))?;
-    let layer = b.layer(attn, Ffn::Dense(mlp));
-    Ok(b.model("ernie4_5", vec![layer; b.layers]))
+    Ok(b.alike("ernie4_5", attn, Ffn::Dense(mlp)))
 }
 
 /// Hunyuan: norms of queries and keys after rope.
@@ -192,8 +185,7 @@ pub(super) fn hunyuan_v1_dense(f: Fields<'_>, source: &ConfigSource) -> Result<M
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(QkNorm { after_rope: true, ..b.qk_norm(true) });
-    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
-    Ok(b.model("hunyuan_v1_dense", vec![layer; b.layers]))
+    Ok(b.alike("hunyuan_v1_dense", attn, Ffn::Dense(b.mlp()?)))
 }
 
 /// Ministral 3. Beyond the original context its queries grow with their positions.
@@ -215,8 +207,7 @@ pub(super) fn ministral3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
         let original = rope.context("original_max_position_embeddings")?.unwrap_or(b.context);
         attn.growth = Some(Growth { beta: beta as f32, original });
     }
-    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
-    Ok(b.model("ministral3", vec![layer; b.layers]))
+    Ok(b.alike("ministral3", attn, Ffn::Dense(b.mlp()?)))
 }
 
 /// Arcee: a feed-forward without a gate.
@@ -225,8 +216,7 @@ pub(super) fn arcee(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, d)?;
     let bias = f.flag("mlp_bias")?.unwrap_or(false);
     let mlp = Mlp { gated: false, bias, ..b.mlp()? };
-    let layer = b.layer(b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp));
-    Ok(b.model("arcee", vec![layer; b.layers]))
+    Ok(b.alike("arcee", b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp)))
 }
 
 /// Apertus: a feed-forward without a gate, whose activation has numbers for each layer.
@@ -242,8 +232,7 @@ pub(super) fn apertus(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(b.qk_norm(true));
     let mlp = Mlp { gated: false, ..b.mlp()? };
-    let layer = b.layer(attn, Ffn::Dense(mlp));
-    let mut m = b.model("apertus", vec![layer; b.layers]);
+    let mut m = b.alike("apertus", attn, Ffn::Dense(mlp));
     for name in XIELU {
         let Some(list) = f.numbers(&format!("xielu_{name}"))? else { continue };
         for (layer, value) in m.layers.iter_mut().zip(list) {
@@ -284,8 +273,7 @@ pub(super) fn seed_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     let mut attn = b.biased_attn(Some(b.rope()?), true)?;
     attn.o_bias = f.flag("attention_out_bias")?.unwrap_or(false);
     let mlp = Mlp { bias: f.flag("mlp_bias")?.unwrap_or(false), ..b.mlp()? };
-    let layer = b.layer(attn, Ffn::Dense(mlp));
-    Ok(b.model("seed_oss", vec![layer; b.layers]))
+    Ok(b.alike("seed_oss", attn, Ffn::Dense(mlp)))
 }
 
 /// The same model with layer norms.

@@ -63,12 +63,21 @@ impl<'a> Fields<'a> {
         self.0.get(name).filter(|v| !v.is_null())
     }
 
+    /// A field as `read` reads it; what it does not read has the problem.
+    fn typed<T>(
+        &self,
+        name: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+        problem: &str,
+    ) -> Result<Option<T>> {
+        let typed = |v| read(v).ok_or_else(|| bad(name, v, problem));
+        self.get(name).map(typed).transpose()
+    }
+
     fn integer(&self, name: &str, low: u64, high: u64) -> Result<Option<usize>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        match v.as_u64() {
-            Some(n) if (low..=high).contains(&n) => Ok(Some(n as usize)),
-            _ => Err(bad(name, v, format!("not a whole number from {low} to {high}"))),
-        }
+        let whole = |v: &Value| v.as_u64().filter(|n| (low..=high).contains(n));
+        let whole = self.typed(name, whole, &format!("not a whole number from {low} to {high}"))?;
+        Ok(whole.map(|n| n as usize))
     }
 
     /// A width or size of at least 1.
@@ -100,11 +109,8 @@ impl<'a> Fields<'a> {
     }
 
     pub fn number(&self, name: &str) -> Result<Option<f64>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        match v.as_f64() {
-            Some(n) if n.is_finite() && n.abs() <= 1e30 => Ok(Some(n)),
-            _ => Err(bad(name, v, "not a finite number")),
-        }
+        let finite = |v: &Value| v.as_f64().filter(|n| n.is_finite() && n.abs() <= 1e30);
+        self.typed(name, finite, "not a finite number")
     }
 
     pub fn positive(&self, name: &str) -> Result<Option<f64>> {
@@ -117,18 +123,15 @@ impl<'a> Fields<'a> {
     }
 
     pub fn flag(&self, name: &str) -> Result<Option<bool>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        v.as_bool().map(Some).ok_or_else(|| bad(name, v, "neither true nor false"))
+        self.typed(name, Value::as_bool, "neither true nor false")
     }
 
     pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        v.as_str().map(Some).ok_or_else(|| bad(name, v, "not text"))
+        self.typed(name, Value::as_str, "not text")
     }
 
     pub fn object(&self, name: &str) -> Result<Option<Fields<'a>>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        v.as_object().map(|o| Some(Fields(o))).ok_or_else(|| bad(name, v, "not an object"))
+        self.typed(name, |v| v.as_object().map(Fields), "not an object")
     }
 
     /// A field as `read` reads it, with a default if absent (null still means none).
@@ -150,10 +153,13 @@ impl<'a> Fields<'a> {
         names.iter().find_map(|name| read(self, name).transpose()).transpose()
     }
 
+    fn list(&self, name: &str) -> Result<Option<&'a Vec<Value>>> {
+        self.typed(name, Value::as_array, "not a list")
+    }
+
     /// A list with at least one entry per layer, truncated to the layers.
     pub fn per_layer(&self, name: &str, layers: usize) -> Result<Option<&'a [Value]>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
+        let Some(list) = self.list(name)? else { return Ok(None) };
         match list.get(..layers) {
             Some(cut) => Ok(Some(cut)),
             None => {
@@ -165,8 +171,7 @@ impl<'a> Fields<'a> {
 
     /// A list with exactly one entry per layer.
     pub fn each_layer(&self, name: &str, layers: usize) -> Result<Option<&'a [Value]>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
+        let Some(list) = self.list(name)? else { return Ok(None) };
         if list.len() != layers {
             let mut problem = format!("not one for each of {layers} layers");
             if list.len() < layers {
@@ -179,8 +184,7 @@ impl<'a> Fields<'a> {
 
     /// A list of finite numbers.
     pub fn numbers(&self, name: &str) -> Result<Option<Vec<f64>>> {
-        let Some(v) = self.get(name) else { return Ok(None) };
-        let list = v.as_array().ok_or_else(|| bad(name, v, "not a list"))?;
+        let Some(list) = self.list(name)? else { return Ok(None) };
         let number = |v: &Value| v.as_f64().filter(|n| n.is_finite());
         let all: Option<Vec<f64>> = list.iter().map(number).collect();
         all.map(Some).ok_or_else(|| bad(name, "a list", "not a list of finite numbers"))

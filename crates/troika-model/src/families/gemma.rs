@@ -12,13 +12,9 @@ fn read<'a>(
     head_dim: usize,
     context: usize,
 ) -> Result<Base<'a>> {
-    let act = "gelu_pytorch_tanh";
-    let head_dim = Some(head_dim);
-    let mut b = Base::read(
-        f,
-        source,
-        Defaults { tied: true, head_dim, act, context, ..Defaults::default() },
-    )?;
+    let (act, head_dim) = ("gelu_pytorch_tanh", Some(head_dim));
+    let d = Defaults { tied: true, head_dim, act, context, ..Defaults::default() };
+    let mut b = Base::read(f, source, d)?;
     // "gelu" in a Gemma config is a legacy spelling of the tanh form.
     if b.act == troika_graph::Activation::Gelu {
         b.act = troika_graph::Activation::GeluTanh;

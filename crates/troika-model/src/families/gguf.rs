@@ -193,10 +193,8 @@ pub(super) fn config(
         c.insert("vocab_size".into(), json!(embedding.matrix().0));
     }
     c.insert("tie_word_embeddings".into(), json!(!has("output.weight")));
-    c.insert(
-        "attention_bias".into(),
-        json!(["q", "k", "v"].iter().any(|m| has(&format!("blk.0.attn_{m}.bias")))),
-    );
+    let biased = ["q", "k", "v"].iter().any(|m| has(&format!("blk.0.attn_{m}.bias")));
+    c.insert("attention_bias".into(), json!(biased));
     c.insert("attention_out_bias".into(), json!(has("blk.0.attn_output.bias")));
     c.insert("mlp_bias".into(), json!(has("blk.0.ffn_down.bias")));
     c.insert("lm_head_bias".into(), json!(has("output.bias")));
@@ -302,9 +300,7 @@ fn rope(
     // llama.cpp's default if the file has none.
     p.insert("rope_theta".into(), json!(meta.number("rope.freq_base").unwrap_or(10_000.0)));
     let original = meta.number("rope.scaling.original_context_length");
-    if let Some(n) = original {
-        p.insert("original_max_position_embeddings".into(), json!(n as u64));
-    }
+    original.map(|n| p.insert("original_max_position_embeddings".into(), json!(n as u64)));
     scaling(meta, &mut p)?;
     if let (Some(long), Some(short)) =
         (floats(files, "rope_factors_long.weight"), floats(files, "rope_factors_short.weight"))
@@ -594,10 +590,8 @@ fn ropes_by_kind(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) {
         (Some(dims), Some(width)) => json!(((dims + 1e-3) / width).min(1.0)),
         _ => global.get("partial_rotary_factor").cloned().unwrap_or(json!(1.0)),
     };
-    c.insert(
-        "rope_parameters".into(),
-        json!({"full_attention": global, "sliding_attention": local}),
-    );
+    let ropes = json!({"full_attention": global, "sliding_attention": local});
+    c.insert("rope_parameters".into(), ropes);
     if family == "mimo_v2_flash" {
         c.insert("v_head_dim".into(), json!(meta.integer("attention.value_length")));
     }

@@ -32,10 +32,8 @@ pub(super) fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<Str
     let field = if mixers_alone { "layers_block_type" } else { "layer_types" };
     c.insert(field.into(), json!(kinds));
     let rope = meta.arch("rope.scaling.finetuned").and_then(GgufValue::as_bool);
-    c.insert(
-        "position_embedding_type".into(),
-        json!(if rope == Some(false) { "nope" } else { "rope" }),
-    );
+    let positions = if rope == Some(false) { "nope" } else { "rope" };
+    c.insert("position_embedding_type".into(), json!(positions));
     c.insert("mlp_hidden_act".into(), json!("relu2"));
 }
 

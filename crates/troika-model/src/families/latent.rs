@@ -76,16 +76,13 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
 
 fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
     match f.text("topk_method")?.unwrap_or("greedy") {
-        "greedy" => return Ok(None),
-        "group_limited_greedy" => {}
+        "greedy" => Ok(None),
+        "group_limited_greedy" => groups(f, moe),
         other => {
-            return Err(unsupported(
-                format!("topk_method {other:?}"),
-                "greedy, group_limited_greedy",
-            ));
+            let what = format!("topk_method {other:?}");
+            Err(unsupported(what, "greedy, group_limited_greedy"))
         }
     }
-    groups(f, moe)
 }
 
 /// Latent attention with the routing of DeepSeek-V3.
@@ -129,6 +126,5 @@ pub(super) fn glm4_moe_lite(f: Fields<'_>, source: &ConfigSource) -> Result<Mode
 pub(super) fn youtu(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { tied: true, context: 131_072, ..Defaults::default() };
     let (b, attn) = latent(f, source, d, &DEEPSEEK)?;
-    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
-    Ok(b.model("youtu", vec![layer; b.layers]))
+    Ok(b.alike("youtu", attn, Ffn::Dense(b.mlp()?)))
 }

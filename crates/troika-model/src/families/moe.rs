@@ -53,8 +53,7 @@ pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.window("sliding_window")?;
     let moe = moe(&b, experts(f, 8, 2)?, f.size("intermediate_size")?, true);
-    let layer = b.layer(attn, Ffn::Moe(moe));
-    Ok(b.model("mixtral", vec![layer; b.layers]))
+    Ok(b.alike("mixtral", attn, Ffn::Moe(moe)))
 }
 
 /// Which layers are dense: those in a list, and all except every n-th.
@@ -111,8 +110,7 @@ pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let moe = moe(&b, experts(f, 64, 8)?, f.size("intermediate_size")?, normalize);
-    let layer = b.layer(attn, Ffn::Moe(moe));
-    Ok(b.model("olmoe", vec![layer; b.layers]))
+    Ok(b.alike("olmoe", attn, Ffn::Moe(moe)))
 }
 
 /// Groups of experts, of which the best are kept.
@@ -139,22 +137,14 @@ fn gpt_oss_rope() -> Value {
 
 /// gpt-oss: sinks, biases everywhere, clamped gated activation, alternating windows.
 pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    let d = Defaults {
-        theta: 150_000.0,
-        eps: 1e-5,
-        head_dim: Some(64),
-        context: 131_072,
-        ..Defaults::default()
-    };
+    let (theta, head_dim, context) = (150_000.0, Some(64), 131_072);
+    let d = Defaults { theta, eps: 1e-5, head_dim, context, ..Defaults::default() };
     // Without any rope field the class defaults to yarn, not truncated in its own configs.
     let mut filled = f.0.clone();
-    let said = f.get("rope_parameters").is_some() || f.get("rope_scaling").is_some();
-    let f = if said {
-        f
-    } else {
+    if f.get("rope_parameters").is_none() && f.get("rope_scaling").is_none() {
         filled.insert("rope_parameters".into(), gpt_oss_rope());
-        Fields(&filled)
-    };
+    }
+    let f = Fields(&filled);
     let b = Base::read(f, source, d)?;
     let window = f.or("sliding_window", Some(128), Fields::window)?;
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;

@@ -34,8 +34,7 @@ pub(super) fn phi3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let rope = rope.build(b.head_dim, rope.partial(1.0)?, source.rope_style(), b.context)?;
     let mut attn = b.attn(Some(rope));
     attn.window = f.window("sliding_window")?;
-    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
-    Ok(b.model("phi3", vec![layer; b.layers]))
+    Ok(b.alike("phi3", attn, Ffn::Dense(b.mlp()?)))
 }
 
 pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {

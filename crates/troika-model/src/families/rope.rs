@@ -172,7 +172,11 @@ impl<'a> RopeConfig<'a> {
                 let (freqs, factor) = self.yarn(&plain, dim, context)?;
                 Ok(spec(freqs, factor))
             }
-            "longrope" | "su" => self.longrope(&plain, dim, style, context),
+            "longrope" | "su" => {
+                let [freqs, long] = self.longrope(&plain, context)?;
+                let long = Some((long, self.original(context)? as usize));
+                Ok(RopeSpec { rotary_dim: dim, style, freqs, long })
+            }
             other => Err(unsupported(
                 format!("rope type {other}"),
                 "default, linear, proportional, llama3, yarn, longrope",
@@ -252,24 +256,19 @@ impl<'a> RopeConfig<'a> {
         Ok((freqs.collect(), attention))
     }
 
-    fn longrope(
-        &self,
-        plain: &[f64],
-        dim: usize,
-        style: RopeStyle,
-        context: usize,
-    ) -> Result<RopeSpec> {
+    /// The frequencies of short and of long sequences.
+    fn longrope(&self, plain: &[f64], context: usize) -> Result<[RopeFreqs; 2]> {
         let list = |name: &str| -> Result<Vec<f64>> {
             let list = self.params.numbers(name)?;
             let list =
                 list.ok_or_else(|| ConfigError::Missing(format!("rope_parameters.{name}")))?;
-            if list.len() != dim / 2 || list.iter().any(|f| *f <= 0.0) {
-                let problem = format!("not {} positive numbers", dim / 2);
+            if list.len() != plain.len() || list.iter().any(|f| *f <= 0.0) {
+                let problem = format!("not {} positive numbers", plain.len());
                 return Err(bad(name, format!("a list of {}", list.len()), problem));
             }
             Ok(list)
         };
-        let (short, long) = (list("short_factor")?, list("long_factor")?);
+        let lists = [list("short_factor")?, list("long_factor")?];
         let original = self.original(context)?;
         let factor = match self.params.number("factor")? {
             Some(f) => f,
@@ -280,14 +279,10 @@ impl<'a> RopeConfig<'a> {
             None if factor <= 1.0 || original <= 1.0 => 1.0,
             None => (1.0 + factor.ln() / original.ln()).sqrt(),
         };
-        let freqs =
-            |ext: &[f64]| -> Vec<f64> { plain.iter().zip(ext).map(|(f, e)| f / e).collect() };
-        Ok(RopeSpec {
-            rotary_dim: dim,
-            style,
-            freqs: to_freqs(&freqs(&short), attention),
-            long: Some((to_freqs(&freqs(&long), attention), original as usize)),
-        })
+        let divided = |list: Vec<f64>| -> Vec<f64> {
+            plain.iter().zip(list).map(|(f, divisor)| f / divisor).collect()
+        };
+        Ok(lists.map(|list| to_freqs(&divided(list), attention)))
     }
 
     /// PhiMoE scales sine and cosine by `short_mscale` or `long_mscale`. In the transformers

@@ -3,34 +3,28 @@
 use troika_graph::{DType, Op, Rescale, ValueId};
 
 use super::emit::Emit;
-use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind};
-use crate::spec::{AltUp, Key, Layer, WeightRole};
+use super::lowerer::{At, Lowerer};
+use super::{EdgeId, Result, SegmentKind};
+use crate::spec::{AltUp, Key, WeightRole};
 
 impl Lowerer<'_> {
     /// Predicts all streams from those behind the layer before. Returns them, the active one, which is
     /// the layer's input, and what the mixer's result is added to, with LAuReL's.
-    pub(super) fn predict(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        a: AltUp,
-        streams: EdgeId,
-    ) -> Result<[EdgeId; 3], LowerError> {
-        let mut e = Emit::new(self, SegmentKind::Streams, Some(index));
+    pub fn predict(&mut self, at: At<'_>, a: AltUp, streams: EdgeId) -> Result<[EdgeId; 3]> {
+        let mut e = Emit::new(self, SegmentKind::Streams, Some(at.index));
         let x = e.input(streams);
         let active = e.streams(x, a.active, 1);
         let c = e.coefficients(a, active, WeightRole::AltPredict)?;
         let cols = e.graph.cols(x);
         let all = e.graph.op("predicted", Op::Mix { streams: a.streams }, &[x, c], cols);
         let active = e.streams(all, a.active, 1);
-        let n = e.norm_if(active, layer.attn_pre, WeightRole::AttnPre)?;
+        let n = e.norm_if(active, at.layer.attn_pre, WeightRole::AttnPre)?;
         let y = e.linear(n, WeightRole::LaurelDown, false)?;
         let y = e.linear(y, WeightRole::LaurelUp, false)?;
         let y = e.norm(y, a.norm, WeightRole::LaurelNorm, 0)?;
         let y = e.add(n, y, 1.0);
         let residual = e.add(active, y, 1.0);
-        let residual = e.scaled(residual, layer.mixer_scale);
+        let residual = e.scaled(residual, at.layer.mixer_scale);
         let outputs = [("predicted streams", all), ("predicted", active), ("residual", residual)];
         let outputs = outputs.map(|(name, value)| e.output(name, value, DType::F32));
         e.finish()?;
@@ -52,12 +46,7 @@ impl Emit<'_, '_> {
     }
 
     /// Coefficients of streams, `coefs(tanh(router(norm(x)) / hidden))`.
-    fn coefficients(
-        &mut self,
-        a: AltUp,
-        x: ValueId,
-        role: WeightRole,
-    ) -> Result<ValueId, LowerError> {
+    fn coefficients(&mut self, a: AltUp, x: ValueId, role: WeightRole) -> Result<ValueId> {
         let scale = (self.graph.cols(x) as f32).recip();
         let n = self.norm(x, a.norm, WeightRole::AltRouterNorm, 0)?;
         let y = self.float_linear(n, WeightRole::AltRouter, false)?;
@@ -73,7 +62,7 @@ impl Emit<'_, '_> {
         like: ValueId,
         role: WeightRole,
         i: usize,
-    ) -> Result<ValueId, LowerError> {
+    ) -> Result<ValueId> {
         let weight = self.weight_key(Key { role, layer: None, index: Some(i) })?;
         let y = self.linear_with(x, weight, None)?;
         let cols = self.graph.cols(y);
@@ -82,7 +71,7 @@ impl Emit<'_, '_> {
     }
 
     /// All streams, from the embedding.
-    pub fn spread(&mut self, a: AltUp, x: ValueId) -> Result<ValueId, LowerError> {
+    pub fn spread(&mut self, a: AltUp, x: ValueId) -> Result<ValueId> {
         let mut all = x;
         for i in 1..a.streams {
             let y = self.projected(x, x, WeightRole::AltIn, i - 1)?;
@@ -92,7 +81,7 @@ impl Emit<'_, '_> {
     }
 
     /// The mean of the streams behind the last layer.
-    pub fn merged(&mut self, a: AltUp, all: ValueId) -> Result<ValueId, LowerError> {
+    pub fn merged(&mut self, a: AltUp, all: ValueId) -> Result<ValueId> {
         let first = self.streams(all, 0, 1);
         let mut sum = first;
         for i in 1..a.streams {
@@ -110,7 +99,7 @@ impl Emit<'_, '_> {
         a: AltUp,
         x: ValueId,
         predicted: ValueId,
-    ) -> Result<(ValueId, ValueId), LowerError> {
+    ) -> Result<(ValueId, ValueId)> {
         let active = self.streams(predicted, a.active, 1);
         let news = self.add(x, active, -1.0);
         let c = self.coefficients(a, x, WeightRole::AltCorrect)?;

@@ -6,9 +6,9 @@ use troika_graph::{
 };
 
 use super::emit::Emit;
-use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, Lowered, SegmentKind};
-use crate::spec::{Attn, HeadGate, Latent, Layer, Norm, RopeSpec, WeightRole};
+use super::lowerer::{At, KvEdges, Lowerer};
+use super::{EdgeId, LowerError, Lowered, Result, SegmentKind};
+use crate::spec::{Attn, HeadGate, Latent, Norm, RopeSpec, WeightRole};
 
 fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
     Op::Rope(Rope {
@@ -24,36 +24,23 @@ fn rope_op(spec: &RopeSpec, head_dim: usize) -> Op {
 impl Lowerer<'_> {
     /// Attention as a layer's mixer. `x` is the layer's input; returns `residual` with the result
     /// added.
-    pub(super) fn attend(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        a: &Attn,
-        x: EdgeId,
-        residual: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
-        let q = self.qkv(index, layer, a, x)?;
-        let from = a.kv_from.unwrap_or(index);
+    pub fn attend(&mut self, at: At<'_>, a: &Attn, x: EdgeId, residual: EdgeId) -> Result<EdgeId> {
+        let q = self.qkv(at, a, x)?;
+        let from = a.kv_from.unwrap_or(at.index);
         let what = || format!("keys and values of layer {from} are not there");
         let kv = self.kv.get(&from).copied();
-        let (k, v) = kv.ok_or_else(|| LowerError::Spec { layer: index, what: what() })?;
-        let o = self.attention(index, a, q, k, v)?;
-        self.attn_out(index, layer, a, o, residual)
+        let kv = kv.ok_or_else(|| LowerError::Spec { layer: at.index, what: what() })?;
+        let o = self.attention(at, a, q, kv)?;
+        self.attn_out(at, a, o, residual)
     }
 
     /// Norm, projections, q/k norm and rope. Returns the edge of q, and keeps those of k and
     /// (unless latent) v.
-    fn qkv(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        a: &Attn,
-        x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
-        let mut e = Emit::new(self, SegmentKind::Qkv, Some(index));
+    fn qkv(&mut self, at: At<'_>, a: &Attn, x: EdgeId) -> Result<EdgeId> {
+        let mut e = Emit::new(self, SegmentKind::Qkv, Some(at.index));
         let x = e.input(x);
         let positions = e.input(Lowered::POSITIONS);
-        let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
+        let n = e.norm_if(x, at.layer.attn_pre, WeightRole::AttnPre)?;
         let (q, kv) = match &a.latent {
             None => plain_qkv(&mut e, a, n, positions)?,
             Some(latent) => latent_qkv(&mut e, a, latent, n, positions)?,
@@ -62,29 +49,21 @@ impl Lowerer<'_> {
         if let Some((k, v)) = kv {
             let k = e.output("k", k, DType::F32);
             let v = v.map(|v| e.output("v", v, DType::F32));
-            e.lowerer.kv.insert(index, (k, v));
+            e.lowerer.kv.insert(at.index, (k, v));
         }
         e.finish()?;
         Ok(q)
     }
 
     /// Appends to the cache and computes attention.
-    fn attention(
-        &mut self,
-        index: usize,
-        a: &Attn,
-        q: EdgeId,
-        k: EdgeId,
-        v: Option<EdgeId>,
-    ) -> Result<EdgeId, LowerError> {
+    fn attention(&mut self, at: At<'_>, a: &Attn, q: EdgeId, (k, v): KvEdges) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Paged(a.window));
         let (k_width, v_width) = a.cache_widths();
-        let k_state = self.state(format!("layer {index} k cache"), k_width, page_group);
-        let v_state = v
-            .zip(v_width)
-            .map(|(v, width)| (v, self.state(format!("layer {index} v cache"), width, page_group)));
+        let k_state = self.state(at.name("k cache"), k_width, page_group);
+        let v_state =
+            v.zip(v_width).map(|(v, width)| (v, self.state(at.name("v cache"), width, page_group)));
         let bf16 = self.options.kv_dtype == DType::BF16;
-        let mut e = Emit::new(self, SegmentKind::Attention, Some(index));
+        let mut e = Emit::new(self, SegmentKind::Attention, Some(at.index));
         let q = e.input(q);
         let k = e.input(k);
         let k_cache = e.state(k_state);
@@ -121,15 +100,8 @@ impl Lowerer<'_> {
     }
 
     /// Output projection, post-norm and residual.
-    fn attn_out(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        a: &Attn,
-        o: EdgeId,
-        x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
-        let mut e = Emit::new(self, SegmentKind::AttnOut, Some(index));
+    fn attn_out(&mut self, at: At<'_>, a: &Attn, o: EdgeId, x: EdgeId) -> Result<EdgeId> {
+        let mut e = Emit::new(self, SegmentKind::AttnOut, Some(at.index));
         let mut o = e.input(o);
         let x = e.input(x);
         if a.latent.is_some() {
@@ -138,13 +110,13 @@ impl Lowerer<'_> {
             o = e.graph.op("values", op, &[o], a.heads * a.v_dim);
         }
         if let Some(HeadGate { act, .. }) = a.gate {
-            let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
+            let n = e.norm_if(x, at.layer.attn_pre, WeightRole::AttnPre)?;
             let gate = e.linear(n, WeightRole::AttnGate, false)?;
             o = e.graph.op("gated", Op::Gate(act), &[gate, o], a.heads * a.v_dim);
         }
         let y = e.linear(o, WeightRole::O, a.o_bias)?;
-        let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let y = e.add(x, y, layer.mixer_scale);
+        let y = e.norm_if(y, at.layer.attn_post, WeightRole::AttnPost)?;
+        let y = e.add(x, y, at.layer.mixer_scale);
         e.pass_on("after attention", y)
     }
 }
@@ -157,7 +129,7 @@ fn plain_qkv(
     a: &Attn,
     n: ValueId,
     positions: ValueId,
-) -> Result<(ValueId, Option<KeyValues>), LowerError> {
+) -> Result<(ValueId, Option<KeyValues>)> {
     let mut q = e.linear(n, WeightRole::Q, a.qkv_bias)?;
     if !a.has_kv() {
         if let Some(norm) = a.qk_norm {
@@ -206,12 +178,7 @@ fn rotated(
     e.graph.op("rotated", op, &[t, positions], cols)
 }
 
-fn qk_norms(
-    e: &mut Emit<'_, '_>,
-    a: &Attn,
-    q: &mut ValueId,
-    k: &mut ValueId,
-) -> Result<(), LowerError> {
+fn qk_norms(e: &mut Emit<'_, '_>, a: &Attn, q: &mut ValueId, k: &mut ValueId) -> Result<()> {
     let Some(norm) = a.qk_norm else { return Ok(()) };
     let group = if norm.per_head { a.k_dim } else { 0 };
     *q = e.norm(*q, norm.norm, WeightRole::QNorm, group)?;
@@ -227,7 +194,7 @@ fn latent_qkv(
     l: &Latent,
     n: ValueId,
     positions: ValueId,
-) -> Result<(ValueId, Option<KeyValues>), LowerError> {
+) -> Result<(ValueId, Option<KeyValues>)> {
     let q = match l.q_rank {
         None => e.linear(n, WeightRole::Q, false)?,
         Some(_) => {

@@ -3,30 +3,25 @@
 use troika_graph::{Op, ShortConv, StateKind, WeightRef};
 
 use super::emit::Emit;
-use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind, StateId};
-use crate::spec::{DeltaRule, Layer, WeightRole};
+use super::lowerer::{At, Lowerer};
+use super::{EdgeId, Result, SegmentKind, StateId};
+use crate::spec::{DeltaRule, WeightRole};
 
 impl Lowerer<'_> {
     /// Convolutions of queries, keys and values, the delta rule, a norm of each head and its gate.
-    pub(super) fn delta_rule(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        d: &DeltaRule,
-        x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    pub fn delta_rule(&mut self, at: At<'_>, d: &DeltaRule, x: EdgeId) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Fixed);
         let widths = [d.keys(), d.keys(), d.values()];
-        let kept = ["q", "k", "v"].into_iter().zip(widths).map(|(name, width)| {
-            self.last_inputs(format!("layer {index} last {name}"), d.taps, width)
-        });
+        let kept = ["q", "k", "v"]
+            .into_iter()
+            .zip(widths)
+            .map(|(name, width)| self.last_inputs(at.name(&format!("last {name}")), d.taps, width));
         let kept: Vec<StateId> = kept.collect();
         let width = d.values().saturating_mul(d.key_dim);
-        let rule = self.state(format!("layer {index} delta rule"), width, page_group);
-        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(index));
+        let rule = self.state(at.name("delta rule"), width, page_group);
+        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(at.index));
         let x = e.input(x);
-        let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
+        let n = e.norm_if(x, at.layer.attn_pre, WeightRole::AttnPre)?;
         let mut inputs = Vec::new();
         let taps = e.weights(true, widths.len(), WeightRole::Taps)?;
         for (i, role) in [WeightRole::Q, WeightRole::K, WeightRole::V].into_iter().enumerate() {
@@ -56,8 +51,8 @@ impl Lowerer<'_> {
         let gate = e.linear(gate, WeightRole::AttnGate, false)?;
         let y = e.graph.op("gated", Op::Gate(d.gate), &[gate, y], d.values());
         let y = e.linear(y, WeightRole::O, false)?;
-        let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let y = e.add(x, y, layer.mixer_scale);
+        let y = e.norm_if(y, at.layer.attn_post, WeightRole::AttnPost)?;
+        let y = e.add(x, y, at.layer.mixer_scale);
         e.pass_on("after delta rule", y)
     }
 }

@@ -7,7 +7,7 @@ use troika_graph::{
 };
 
 use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, Segment, SegmentKind, StateId};
+use super::{EdgeId, LowerError, Result, Segment, SegmentKind, StateId};
 use crate::spec::{Key, Norm, WeightRole};
 
 pub(super) struct Emit<'l, 'a> {
@@ -68,7 +68,7 @@ impl<'l, 'a> Emit<'l, 'a> {
     }
 
     /// Ends the segment with a value for later ones.
-    pub fn pass_on(mut self, name: &str, value: ValueId) -> Result<EdgeId, LowerError> {
+    pub fn pass_on(mut self, name: &str, value: ValueId) -> Result<EdgeId> {
         let edge = self.output(name, value, DType::F32);
         self.finish()?;
         Ok(edge)
@@ -78,42 +78,28 @@ impl<'l, 'a> Emit<'l, 'a> {
         Key { role, layer: self.layer, index }
     }
 
-    pub fn weight_key(&mut self, key: Key) -> Result<WeightRef, LowerError> {
+    pub fn weight_key(&mut self, key: Key) -> Result<WeightRef> {
         let shape =
             (self.lowerer.weights)(key).ok_or_else(|| LowerError::Unbound(key.to_string()))?;
         let name: Arc<str> = key.to_string().into();
         Ok(self.graph.weight(WeightDecl::whole(name, shape.rows, shape.cols, shape.dtype)))
     }
 
-    pub fn weight(&mut self, role: WeightRole) -> Result<WeightRef, LowerError> {
+    pub fn weight(&mut self, role: WeightRole) -> Result<WeightRef> {
         self.weight_key(self.key(role, None))
     }
 
-    pub fn weight_if(
-        &mut self,
-        on: bool,
-        role: WeightRole,
-    ) -> Result<Option<WeightRef>, LowerError> {
+    pub fn weight_if(&mut self, on: bool, role: WeightRole) -> Result<Option<WeightRef>> {
         on.then(|| self.weight(role)).transpose()
     }
 
     /// The weights with indices `0..n`, or none if `on` is false.
-    pub fn weights(
-        &mut self,
-        on: bool,
-        n: usize,
-        role: WeightRole,
-    ) -> Result<Vec<WeightRef>, LowerError> {
+    pub fn weights(&mut self, on: bool, n: usize, role: WeightRole) -> Result<Vec<WeightRef>> {
         let n = if on { n } else { 0 };
         (0..n).map(|i| self.weight_key(self.key(role, Some(i)))).collect()
     }
 
-    pub fn linear(
-        &mut self,
-        x: ValueId,
-        role: WeightRole,
-        bias: bool,
-    ) -> Result<ValueId, LowerError> {
+    pub fn linear(&mut self, x: ValueId, role: WeightRole, bias: bool) -> Result<ValueId> {
         let weight = self.weight(role)?;
         self.linear_with(x, weight, bias.then_some(role.bias()))
     }
@@ -123,7 +109,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         x: ValueId,
         weight: WeightRef,
         bias: Option<WeightRole>,
-    ) -> Result<ValueId, LowerError> {
+    ) -> Result<ValueId> {
         self.product(x, weight, bias, self.activations(&[weight]))
     }
 
@@ -133,7 +119,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         weight: WeightRef,
         bias: Option<WeightRole>,
         activations: ActivationFormat,
-    ) -> Result<ValueId, LowerError> {
+    ) -> Result<ValueId> {
         let bias = bias.map(|b| self.weight(b)).transpose()?;
         let rows = self.weight_rows(weight);
         let op = Op::Linear { weight, bias, activations, form: None };
@@ -141,12 +127,7 @@ impl<'l, 'a> Emit<'l, 'a> {
     }
 
     /// A product in f32, whatever the weight's type.
-    pub fn float_linear(
-        &mut self,
-        x: ValueId,
-        role: WeightRole,
-        bias: bool,
-    ) -> Result<ValueId, LowerError> {
+    pub fn float_linear(&mut self, x: ValueId, role: WeightRole, bias: bool) -> Result<ValueId> {
         let weight = self.weight(role)?;
         self.product(x, weight, bias.then_some(role.bias()), ActivationFormat::F32)
     }
@@ -174,7 +155,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         norm: Norm,
         role: WeightRole,
         group: usize,
-    ) -> Result<ValueId, LowerError> {
+    ) -> Result<ValueId> {
         let cols = self.graph.cols(x);
         let group = if group == 0 { cols } else { group };
         let weight = self.weight(role)?;
@@ -187,12 +168,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         Ok(self.graph.op("norm", op, &[x], cols))
     }
 
-    pub fn norm_if(
-        &mut self,
-        x: ValueId,
-        norm: Option<Norm>,
-        role: WeightRole,
-    ) -> Result<ValueId, LowerError> {
+    pub fn norm_if(&mut self, x: ValueId, norm: Option<Norm>, role: WeightRole) -> Result<ValueId> {
         norm.map_or(Ok(x), |n| self.norm(x, n, role, 0))
     }
 
@@ -209,7 +185,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         if factor == 1.0 { x } else { self.graph.op("scaled", Op::Scale { factor }, &[x], cols) }
     }
 
-    pub fn finish(self) -> Result<(), LowerError> {
+    pub fn finish(self) -> Result<()> {
         let graph: Subgraph = self.graph.finish()?;
         self.lowerer.segments.push(Segment {
             kind: self.kind,

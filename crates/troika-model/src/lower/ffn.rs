@@ -3,8 +3,8 @@
 use troika_graph::{Activation, ActivationFormat, DType, Experts, Op, Rescale, Router, ValueId};
 
 use super::emit::Emit;
-use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind};
+use super::lowerer::{At, Lowerer};
+use super::{EdgeId, Result, SegmentKind};
 use crate::spec::{Layer, Mlp, Moe, Norm, SharedExpert, WeightRole};
 
 /// The norm before the feed-forward; a parallel block shares attention's.
@@ -18,39 +18,25 @@ fn pre_norm(layer: &Layer) -> (Option<Norm>, WeightRole) {
 
 impl Lowerer<'_> {
     /// Dense feed-forward. `x` is the layer's input, `mixed` the residual stream.
-    pub(super) fn dense(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        mlp: &Mlp,
-        x: EdgeId,
-        mixed: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
-        let mut e = Emit::new(self, SegmentKind::Ffn, Some(index));
+    pub fn dense(&mut self, at: At<'_>, mlp: &Mlp, x: EdgeId, mixed: EdgeId) -> Result<EdgeId> {
+        let mut e = Emit::new(self, SegmentKind::Ffn, Some(at.index));
         let residual = e.input(mixed);
-        let source = if layer.parallel && x != mixed { e.input(x) } else { residual };
-        let (norm, role) = pre_norm(layer);
+        let source = if at.layer.parallel && x != mixed { e.input(x) } else { residual };
+        let (norm, role) = pre_norm(at.layer);
         let n = e.norm_if(source, norm, role)?;
         let y = mlp_ops(&mut e, mlp, DENSE, n)?;
-        let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
-        let y = e.add(residual, y, layer.ffn_scale);
-        let y = if layer.per_layer.is_none() { e.scaled(y, layer.out_scale) } else { y };
+        let y = e.norm_if(y, at.layer.ffn_post, WeightRole::FfnPost)?;
+        let y = e.add(residual, y, at.layer.ffn_scale);
+        let y = if at.layer.per_layer.is_none() { e.scaled(y, at.layer.out_scale) } else { y };
         e.pass_on("output", y)
     }
 
     /// Router and experts, as two segments.
-    pub(super) fn moe(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        moe: &Moe,
-        x: EdgeId,
-        mixed: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
-        let mut e = Emit::new(self, SegmentKind::Router, Some(index));
-        let source = e.input(if layer.parallel { x } else { mixed });
+    pub fn moe(&mut self, at: At<'_>, moe: &Moe, x: EdgeId, mixed: EdgeId) -> Result<EdgeId> {
+        let mut e = Emit::new(self, SegmentKind::Router, Some(at.index));
+        let source = e.input(if at.layer.parallel { x } else { mixed });
         let own = moe.norms.map(|norm| (Some(norm), WeightRole::ExpertPre));
-        let (norm, role) = own.unwrap_or_else(|| pre_norm(layer));
+        let (norm, role) = own.unwrap_or_else(|| pre_norm(at.layer));
         let n = e.norm_if(source, norm, role)?;
         let routed = match moe.norms {
             Some(norm) => {
@@ -77,18 +63,17 @@ impl Lowerer<'_> {
         let ids = e.output("expert ids", ids, DType::I32);
         let weights = e.output("expert weights", weights, DType::F32);
         e.finish()?;
-        let n = normed.unwrap_or(if layer.parallel { x } else { mixed });
-        self.experts(index, layer, moe, [n, ids, weights, mixed])
+        let n = normed.unwrap_or(if at.layer.parallel { x } else { mixed });
+        self.experts(at, moe, [n, ids, weights, mixed])
     }
 
     fn experts(
         &mut self,
-        index: usize,
-        layer: &Layer,
+        at: At<'_>,
         moe: &Moe,
         [n, ids, weights, residual]: [EdgeId; 4],
-    ) -> Result<EdgeId, LowerError> {
-        let mut e = Emit::new(self, SegmentKind::Experts, Some(index));
+    ) -> Result<EdgeId> {
+        let mut e = Emit::new(self, SegmentKind::Experts, Some(at.index));
         let same = n == residual;
         let n = e.input(n);
         let ids = e.input(ids);
@@ -124,7 +109,7 @@ impl Lowerer<'_> {
             let mlp =
                 Mlp { inter, act: moe.act, gated: moe.gated, bias, gate_scale: 1.0, above: None };
             let input = match moe.norms {
-                Some(_) => e.norm_if(residual, layer.ffn_pre, WeightRole::FfnPre)?,
+                Some(_) => e.norm_if(residual, at.layer.ffn_pre, WeightRole::FfnPre)?,
                 None => n,
             };
             let s = mlp_ops(&mut e, &mlp, SHARED, input)?;
@@ -135,9 +120,9 @@ impl Lowerer<'_> {
             }
             y = e.add(y, s, 1.0);
         }
-        let y = e.norm_if(y, layer.ffn_post, WeightRole::FfnPost)?;
-        let y = e.add(residual, y, layer.ffn_scale);
-        let y = if layer.per_layer.is_none() { e.scaled(y, layer.out_scale) } else { y };
+        let y = e.norm_if(y, at.layer.ffn_post, WeightRole::FfnPost)?;
+        let y = e.add(residual, y, at.layer.ffn_scale);
+        let y = if at.layer.per_layer.is_none() { e.scaled(y, at.layer.out_scale) } else { y };
         e.pass_on("output", y)
     }
 }
@@ -152,7 +137,7 @@ fn mlp_ops(
     m: &Mlp,
     [gate, up, down]: [WeightRole; 3],
     n: ValueId,
-) -> Result<ValueId, LowerError> {
+) -> Result<ValueId> {
     let up = e.linear(n, up, m.bias)?;
     let inner = if m.gated {
         let gate = e.linear(n, gate, m.bias)?;

@@ -5,7 +5,24 @@ use std::collections::BTreeMap;
 use troika_graph::{DType, StateKind};
 
 use super::{Edge, EdgeId, LowerOptions, Segment, StateDecl, StateId, WeightShapes};
-use crate::spec::ModelSpec;
+use crate::spec::{Layer, ModelSpec};
+
+/// A layer and its index.
+#[derive(Clone, Copy)]
+pub(super) struct At<'a> {
+    pub index: usize,
+    pub layer: &'a Layer,
+}
+
+impl At<'_> {
+    /// The name of what belongs to it.
+    pub fn name(&self, what: &str) -> String {
+        format!("layer {} {what}", self.index)
+    }
+}
+
+/// Keys and values, unless these are a part of the keys.
+pub(super) type KvEdges = (EdgeId, Option<EdgeId>);
 
 pub(super) struct Lowerer<'a> {
     pub spec: &'a ModelSpec,
@@ -16,7 +33,7 @@ pub(super) struct Lowerer<'a> {
     pub states: Vec<StateDecl>,
     pub page_groups: Vec<StateKind>,
     /// Keys and values of layers that attend.
-    pub kv: BTreeMap<usize, (EdgeId, Option<EdgeId>)>,
+    pub kv: BTreeMap<usize, KvEdges>,
 }
 
 impl<'a> Lowerer<'a> {

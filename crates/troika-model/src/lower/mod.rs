@@ -19,3 +19,6 @@ pub use lowered::{
     SegmentTraits, StateDecl, StateId, WeightShape, WeightShapes, segment_kinds, segments,
 };
 pub use model::lower;
+
+/// What lowers a part of a model.
+type Result<T, E = LowerError> = std::result::Result<T, E>;

@@ -3,9 +3,9 @@
 use troika_graph::{DType, Op};
 
 use super::emit::Emit;
-use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, LowerOptions, Lowered, SegmentKind, WeightShapes};
-use crate::spec::{Ffn, Key, Layer, Mixer, ModelSpec, PerLayerInput, WeightRole};
+use super::lowerer::{At, Lowerer};
+use super::{EdgeId, LowerOptions, Lowered, Result, SegmentKind, WeightShapes};
+use crate::spec::{Ffn, Key, Mixer, ModelSpec, PerLayerInput, WeightRole};
 
 /// Lowers a model to static subgraphs.
 ///
@@ -15,34 +15,35 @@ pub fn lower(
     spec: &ModelSpec,
     weights: WeightShapes<'_>,
     options: LowerOptions,
-) -> Result<Lowered, LowerError> {
+) -> Result<Lowered> {
     let mut l = Lowerer::new(spec, weights, options);
     l.edge("ids".into(), 1, DType::I32);
     l.edge("positions".into(), 1, DType::I32);
     let (mut x, own) = l.embed()?;
-    for (i, layer) in spec.layers.iter().enumerate() {
-        let predicted = spec.altup.map(|a| l.predict(i, layer, a, x)).transpose()?;
+    for (index, layer) in spec.layers.iter().enumerate() {
+        let at = At { index, layer };
+        let predicted = spec.altup.map(|a| l.predict(at, a, x)).transpose()?;
         let (all, residual);
         (all, x, residual) = predicted.map_or((None, x, x), |[all, x, y]| (Some(all), x, y));
         let mixed = match &layer.mixer {
-            Some(Mixer::Attention(a)) => l.attend(i, layer, a, x, residual)?,
-            Some(Mixer::DecayingSum(sum)) => l.decaying_sum(i, layer, sum, x)?,
-            Some(Mixer::ShortConv(conv)) => l.short_conv(i, layer, *conv, x)?,
-            Some(Mixer::Mamba2(m)) => l.mamba2(i, layer, m, x, x)?,
-            Some(Mixer::DeltaRule(delta)) => l.delta_rule(i, layer, delta, x)?,
+            Some(Mixer::Attention(a)) => l.attend(at, a, x, residual)?,
+            Some(Mixer::DecayingSum(sum)) => l.decaying_sum(at, sum, x)?,
+            Some(Mixer::ShortConv(conv)) => l.short_conv(at, *conv, x)?,
+            Some(Mixer::Mamba2(m)) => l.mamba2(at, m, x, x)?,
+            Some(Mixer::DeltaRule(delta)) => l.delta_rule(at, delta, x)?,
             None => x,
         };
         let mixed = match &layer.beside {
-            Some(m) => l.mamba2(i, layer, m, x, mixed)?,
+            Some(m) => l.mamba2(at, m, x, mixed)?,
             None => mixed,
         };
         x = match &layer.ffn {
-            Some(Ffn::Dense(mlp)) => l.dense(i, layer, mlp, x, mixed)?,
-            Some(Ffn::Moe(moe)) => l.moe(i, layer, moe, x, mixed)?,
+            Some(Ffn::Dense(mlp)) => l.dense(at, mlp, x, mixed)?,
+            Some(Ffn::Moe(moe)) => l.moe(at, moe, x, mixed)?,
             None => mixed,
         };
         if let (Some(p), Some(own)) = (layer.per_layer, own) {
-            x = l.per_layer(i, layer, p, [x, own], all)?;
+            x = l.per_layer(at, p, [x, own], all)?;
         }
     }
     l.head(x)?;
@@ -56,7 +57,7 @@ pub fn lower(
 
 impl Lowerer<'_> {
     /// The embedding, and the inputs of all layers beside it.
-    fn embed(&mut self) -> Result<(EdgeId, Option<EdgeId>), LowerError> {
+    fn embed(&mut self) -> Result<(EdgeId, Option<EdgeId>)> {
         let (hidden, scale) = (self.spec.hidden, self.spec.embed_scale);
         let (per_layer, layers) = (self.spec.per_layer_input(), self.spec.layers.len());
         let mut e = Emit::new(self, SegmentKind::Embed, None);
@@ -83,13 +84,12 @@ impl Lowerer<'_> {
     /// streams that were predicted; the last layer merges them.
     fn per_layer(
         &mut self,
-        index: usize,
-        layer: &Layer,
+        at: At<'_>,
         p: PerLayerInput,
         [x, own]: [EdgeId; 2],
         predicted: Option<EdgeId>,
-    ) -> Result<EdgeId, LowerError> {
-        let mut e = Emit::new(self, SegmentKind::PerLayer, Some(index));
+    ) -> Result<EdgeId> {
+        let mut e = Emit::new(self, SegmentKind::PerLayer, Some(at.index));
         let (mut x, own) = (e.input(x), e.input(own));
         let mut streams = None;
         if let Some((a, predicted)) = e.lowerer.spec.altup.zip(predicted) {
@@ -98,7 +98,7 @@ impl Lowerer<'_> {
             (streams, x) = (Some((a, corrected)), active);
         }
         let all = e.graph.cols(own);
-        let slice = Op::SliceCols { group: all, start: index * p.width, len: p.width };
+        let slice = Op::SliceCols { group: all, start: at.index * p.width, len: p.width };
         let own = e.graph.op("own input", slice, &[own], p.width);
         let gate = e.linear(x, WeightRole::PerLayerGate, false)?;
         let y = e.graph.op("gated", Op::Gate(p.act), &[gate, own], p.width);
@@ -108,14 +108,14 @@ impl Lowerer<'_> {
             Some((a, all)) => e.add_to_others(a, all, y),
             None => e.add(x, y, 1.0),
         };
-        if let Some((a, _)) = streams.filter(|_| index + 1 == e.lowerer.spec.layers.len()) {
+        if let Some((a, _)) = streams.filter(|_| at.index + 1 == e.lowerer.spec.layers.len()) {
             y = e.merged(a, y)?;
         }
-        let y = e.scaled(y, layer.out_scale);
+        let y = e.scaled(y, at.layer.out_scale);
         e.pass_on("output of layer", y)
     }
 
-    fn head(&mut self, x: EdgeId) -> Result<(), LowerError> {
+    fn head(&mut self, x: EdgeId) -> Result<()> {
         let spec = self.spec;
         let mut e = Emit::new(self, SegmentKind::Head, None);
         let x = e.input(x);

@@ -3,56 +3,44 @@
 use troika_graph::{Activation, Op, StateKind, ValueId};
 
 use super::emit::Emit;
-use super::lowerer::Lowerer;
-use super::{EdgeId, LowerError, SegmentKind, StateId};
-use crate::spec::{DecayingSum, Layer, Mamba2, ShortConv, WeightRole};
+use super::lowerer::{At, Lowerer};
+use super::{EdgeId, Result, SegmentKind, StateId};
+use crate::spec::{DecayingSum, Mamba2, ShortConv, WeightRole};
 
 impl Lowerer<'_> {
     /// `s = decay * s + in(norm(x))`, `y = x + out(s)`.
-    pub(super) fn decaying_sum(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        sum: &DecayingSum,
-        x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    pub fn decaying_sum(&mut self, at: At<'_>, sum: &DecayingSum, x: EdgeId) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Fixed);
         let (width, decay) = (sum.width, sum.decay);
-        let state = self.state(format!("layer {index} sum"), width, page_group);
-        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(index));
+        let state = self.state(at.name("sum"), width, page_group);
+        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(at.index));
         let x = e.input(x);
         let state = e.state(state);
-        let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
+        let n = e.norm_if(x, at.layer.attn_pre, WeightRole::AttnPre)?;
         let v = e.linear(n, WeightRole::MixIn, false)?;
         let op = Op::DecayingSum(troika_graph::DecayingSum { width, decay, page_group });
         let s = e.graph.stateful("sum", op, &[v], state, width);
         let y = e.linear(s, WeightRole::MixOut, false)?;
-        let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let y = e.add(x, y, layer.mixer_scale);
+        let y = e.norm_if(y, at.layer.attn_post, WeightRole::AttnPost)?;
+        let y = e.add(x, y, at.layer.mixer_scale);
         e.pass_on("after sum", y)
     }
 
     /// The state of a short convolution.
-    pub(super) fn last_inputs(&mut self, name: String, taps: usize, width: usize) -> StateId {
+    pub fn last_inputs(&mut self, name: String, taps: usize, width: usize) -> StateId {
         let page_group = self.page_group(StateKind::Fixed);
         self.state(name, taps.saturating_sub(1).saturating_mul(width), page_group)
     }
 
     /// `y = x + out(c * conv(b * v))` with `[b, c, v] = in(norm(x))`.
-    pub(super) fn short_conv(
-        &mut self,
-        index: usize,
-        layer: &Layer,
-        conv: ShortConv,
-        x: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    pub fn short_conv(&mut self, at: At<'_>, conv: ShortConv, x: EdgeId) -> Result<EdgeId> {
         let (page_group, width) = (self.page_group(StateKind::Fixed), self.spec.hidden);
         let ShortConv { taps, bias } = conv;
-        let state = self.last_inputs(format!("layer {index} inputs"), taps, width);
-        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(index));
+        let state = self.last_inputs(at.name("inputs"), taps, width);
+        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(at.index));
         let x = e.input(x);
         let state = e.state(state);
-        let n = e.norm_if(x, layer.attn_pre, WeightRole::AttnPre)?;
+        let n = e.norm_if(x, at.layer.attn_pre, WeightRole::AttnPre)?;
         let v = e.linear(n, WeightRole::MixIn, bias)?;
         let op = troika_graph::ShortConv {
             weight: e.weight(WeightRole::MixConv)?,
@@ -65,30 +53,29 @@ impl Lowerer<'_> {
         };
         let s = e.graph.stateful("convolved", Op::ShortConv(op), &[v], state, width);
         let y = e.linear(s, WeightRole::MixOut, bias)?;
-        let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let y = e.add(x, y, layer.mixer_scale);
+        let y = e.norm_if(y, at.layer.attn_post, WeightRole::AttnPost)?;
+        let y = e.add(x, y, at.layer.mixer_scale);
         e.pass_on("after convolution", y)
     }
 
     /// Mamba-2 of the layer's input, added to `residual`.
-    pub(super) fn mamba2(
+    pub fn mamba2(
         &mut self,
-        index: usize,
-        layer: &Layer,
+        at: At<'_>,
         m: &Mamba2,
         x: EdgeId,
         residual: EdgeId,
-    ) -> Result<EdgeId, LowerError> {
+    ) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Fixed);
         let (inner, width) = (m.inner(), m.convolved());
-        let inputs = self.last_inputs(format!("layer {index} inputs"), m.taps, width);
+        let inputs = self.last_inputs(at.name("inputs"), m.taps, width);
         let sums = inner.saturating_mul(m.state_size);
-        let sums = self.state(format!("layer {index} scan"), sums, page_group);
-        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(index));
+        let sums = self.state(at.name("scan"), sums, page_group);
+        let mut e = Emit::new(self, SegmentKind::Recurrence, Some(at.index));
         let source = e.input(x);
         let residual = if residual == x { source } else { e.input(residual) };
         let (inputs, sums) = (e.state(inputs), e.state(sums));
-        let n = e.norm_if(source, layer.attn_pre, WeightRole::AttnPre)?;
+        let n = e.norm_if(source, at.layer.attn_pre, WeightRole::AttnPre)?;
         let z = e.linear(n, WeightRole::MixGate, m.bias)?;
         let z = e.scaled(z, m.scales.z);
         let v = e.linear(n, WeightRole::MixIn, m.bias)?;
@@ -109,8 +96,8 @@ impl Lowerer<'_> {
         let y = e.graph.stateful("scanned", Op::Mamba2(scan), &[v, dt], sums, inner);
         let y = e.gated(m, z, y)?;
         let y = e.linear(y, WeightRole::MixOut, m.bias)?;
-        let y = e.norm_if(y, layer.attn_post, WeightRole::AttnPost)?;
-        let scale = if layer.beside.is_some() { m.scale } else { layer.mixer_scale };
+        let y = e.norm_if(y, at.layer.attn_post, WeightRole::AttnPost)?;
+        let scale = if at.layer.beside.is_some() { m.scale } else { at.layer.mixer_scale };
         let y = e.add(residual, y, scale);
         e.pass_on("after scan", y)
     }
@@ -135,7 +122,7 @@ impl Emit<'_, '_> {
         self.graph.op("parts", op(), &[x, shared], group)
     }
 
-    fn scan(&mut self, m: &Mamba2, page_group: usize) -> Result<troika_graph::Mamba2, LowerError> {
+    fn scan(&mut self, m: &Mamba2, page_group: usize) -> Result<troika_graph::Mamba2> {
         Ok(troika_graph::Mamba2 {
             heads: m.heads,
             head_dim: m.head_dim,
@@ -152,7 +139,7 @@ impl Emit<'_, '_> {
     }
 
     /// `silu(z) * y`, with its norm.
-    fn gated(&mut self, m: &Mamba2, z: ValueId, y: ValueId) -> Result<ValueId, LowerError> {
+    fn gated(&mut self, m: &Mamba2, z: ValueId, y: ValueId) -> Result<ValueId> {
         let normed = |e: &mut Self, y, before| match m.norm {
             Some(n) if n.before_gate == before => e.norm(y, n.norm, WeightRole::MixNorm, n.group),
             _ => Ok(y),

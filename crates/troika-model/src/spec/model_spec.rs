@@ -311,7 +311,7 @@ impl DeltaRule {
 }
 
 /// Attention of a layer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Attn {
     /// Query heads.
     pub heads: usize,

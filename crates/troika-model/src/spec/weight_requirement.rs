@@ -21,12 +21,13 @@ struct List {
 }
 
 impl List {
+    fn push(&mut self, role: WeightRole, index: Option<usize>, rows: usize, cols: usize) {
+        let key = Key { role, layer: self.layer, index };
+        self.needs.push(WeightRequirement { key, rows, cols });
+    }
+
     fn add(&mut self, role: WeightRole, rows: usize, cols: usize) {
-        self.needs.push(WeightRequirement {
-            key: Key { role, layer: self.layer, index: None },
-            rows,
-            cols,
-        });
+        self.push(role, None, rows, cols);
     }
 
     fn add_if(&mut self, cond: bool, role: WeightRole, rows: usize, cols: usize) {
@@ -41,10 +42,7 @@ impl List {
     }
 
     fn each(&mut self, n: usize, role: WeightRole, rows: usize, cols: usize) {
-        for i in 0..n {
-            let key = Key { role, layer: self.layer, index: Some(i) };
-            self.needs.push(WeightRequirement { key, rows, cols });
-        }
+        (0..n).for_each(|i| self.push(role, Some(i), rows, cols));
     }
 
     fn norm(&mut self, norm: Option<Norm>, role: WeightRole, width: usize) {
@@ -148,8 +146,7 @@ fn delta_needs(l: &mut List, d: &DeltaRule, h: usize) {
     let roles = [WeightRole::Q, WeightRole::K, WeightRole::V];
     for (i, (role, width)) in roles.into_iter().zip([d.keys(), d.keys(), d.values()]).enumerate() {
         l.add(role, width, h);
-        let key = Key { role: WeightRole::Taps, layer: l.layer, index: Some(i) };
-        l.needs.push(WeightRequirement { key, rows: width, cols: d.taps });
+        l.push(WeightRole::Taps, Some(i), width, d.taps);
     }
     for (rank, down, role, width) in [
         (d.decay_rank, WeightRole::DecayDown, WeightRole::Decay, d.decays()),

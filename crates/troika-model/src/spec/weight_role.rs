@@ -1,6 +1,8 @@
 //! Names of weights, the same for all architectures and file formats.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -85,38 +87,16 @@ impl WeightRole {
         ROLES.iter().find(is).copied()
     }
 
-    /// The bias of a norm or projection. For those that never have one it is the weight itself.
-    pub(crate) const fn bias(self) -> WeightRole {
-        match self {
-            WeightRole::Q => WeightRole::QBias,
-            WeightRole::K => WeightRole::KBias,
-            WeightRole::V => WeightRole::VBias,
-            WeightRole::O => WeightRole::OBias,
-            WeightRole::QDown => WeightRole::QDownBias,
-            WeightRole::KvDown => WeightRole::KvDownBias,
-            WeightRole::KRope => WeightRole::KRopeBias,
-            WeightRole::Decay => WeightRole::DecayBias,
-            WeightRole::Gate => WeightRole::GateBias,
-            WeightRole::Up => WeightRole::UpBias,
-            WeightRole::Down => WeightRole::DownBias,
-            WeightRole::Router => WeightRole::RouterBias,
-            WeightRole::MixIn => WeightRole::MixInBias,
-            WeightRole::MixOut => WeightRole::MixOutBias,
-            WeightRole::MixConv => WeightRole::MixConvBias,
-            WeightRole::MixGate => WeightRole::MixGateBias,
-            WeightRole::MixStep => WeightRole::MixStepBias,
-            WeightRole::SharedGate => WeightRole::SharedGateBias,
-            WeightRole::SharedUp => WeightRole::SharedUpBias,
-            WeightRole::SharedDown => WeightRole::SharedDownBias,
-            WeightRole::FinalNorm => WeightRole::FinalNormBias,
-            WeightRole::AttnPre => WeightRole::AttnPreBias,
-            WeightRole::AttnPost => WeightRole::AttnPostBias,
-            WeightRole::FfnPre => WeightRole::FfnPreBias,
-            WeightRole::FfnPost => WeightRole::FfnPostBias,
-            WeightRole::QNorm => WeightRole::QNormBias,
-            WeightRole::KNorm => WeightRole::KNormBias,
-            other => other,
-        }
+    /// The bias of a norm or projection, by its name. For those that never have one it is the weight
+    /// itself.
+    pub(crate) fn bias(self) -> WeightRole {
+        static BIASES: LazyLock<BTreeMap<WeightRole, WeightRole>> = LazyLock::new(|| {
+            let name = |role: &WeightRole| format!("{role:?}");
+            let bias =
+                |role: &WeightRole| ROLES.iter().find(|bias| name(bias) == name(role) + "Bias");
+            ROLES.iter().filter_map(|role| Some((*role, *bias(role)?))).collect()
+        });
+        BIASES.get(&self).copied().unwrap_or(self)
     }
 }
 

@@ -10,7 +10,7 @@ use tokenizers::NormalizedString;
 
 use super::check::{self, LONGEST};
 use super::error::{Result, TokenizerError};
-use super::fim_tokens::FimTokens;
+use super::fim::FimTokens;
 use super::shared::Inner;
 use super::spelling::Spelling;
 use super::{gguf, guard, json};
@@ -54,11 +54,13 @@ impl Tokenizer {
         };
         let mut tokenizer = Tokenizer::from_json(&bytes).map_err(bad)?;
         let path = dir.join("tokenizer_config.json");
-        match read_small(&path).map(|bytes| parse_json(&bytes)) {
-            Ok(Ok(config)) => tokenizer.take_config(&config),
+        match read_small(&path).and_then(|bytes| Ok(parse_json::<Value>(&bytes)?)) {
+            Ok(config) => tokenizer.take_config(&config),
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Ok(Err(e)) => tokenizer.warn_of_config(&path, &e.to_string()),
-            Err(e) => tokenizer.warn_of_config(&path, &e.to_string()),
+            Err(e) => {
+                let path = path.display();
+                tokenizer.warnings.push(format!("{path}: {e}; it is read as if it were empty"));
+            }
         }
         Ok(Some(tokenizer))
     }
@@ -73,7 +75,7 @@ impl Tokenizer {
     }
 
     /// Without special tokens.
-    fn of(read: json::Read) -> Tokenizer {
+    pub(super) fn of(read: json::Read) -> Tokenizer {
         let mut tokenizer = Tokenizer {
             inner: read.inner,
             plain: OnceLock::new(),
@@ -91,11 +93,6 @@ impl Tokenizer {
         tokenizer
     }
 
-    /// The tokens that the metadata names for a text between two others, or that are known by name.
-    pub(super) fn find_fim(&self, meta: Option<&GgufMeta>) -> Option<FimTokens> {
-        FimTokens::find(meta, |name| self.id(name), |id| self.token(id).is_some())
-    }
-
     /// Reads the names of special tokens from `tokenizer_config.json`.
     fn take_config(&mut self, config: &Value) {
         let id = |field: &str| {
@@ -105,28 +102,15 @@ impl Tokenizer {
         (self.bos, self.eos) = (id("bos_token"), id("eos_token"));
     }
 
-    fn warn_of_config(&mut self, path: &Path, why: &str) {
-        let path = path.display();
-        self.warnings.push(format!("{path}: {why}; it is read as if it were empty"));
-    }
-
     /// Makes the tokenizer of a GGUF file; `None` if the file has none. Also returns a warning
     /// about an unknown pre-tokenizer.
     ///
     /// # Errors
     /// Inconsistent metadata, or an unsupported kind of tokenizer.
     pub fn from_gguf(meta: &GgufMeta) -> Result<Option<(Tokenizer, Option<String>)>> {
-        let Some(built) = gguf::build(meta)? else { return Ok(None) };
-        let mut tokenizer = Tokenizer {
-            bos: built.bos,
-            eos: built.eos,
-            add: Some((built.add_bos, built.add_eos)),
-            twins: built.twins,
-            warnings: Vec::new(),
-            ..Tokenizer::of(built.read)
-        };
+        let Some((mut tokenizer, warnings)) = gguf::build(meta)? else { return Ok(None) };
         tokenizer.fim = tokenizer.find_fim(Some(meta));
-        Ok(Some((tokenizer, built.warning)))
+        Ok(Some((tokenizer, (!warnings.is_empty()).then(|| warnings.join("; ")))))
     }
 
     /// Text to ids. `add_special` adds what the model expects around a text (BOS); `parse_special`

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::encode::Tokenizer;
 use super::error::Result;
-use super::fim_tokens::FimTokens;
+use crate::spec::GgufMeta;
 
 /// A place in a file, with what is around it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +28,36 @@ pub struct FilePart {
     pub text: String,
 }
 
+/// The tokens that ask for the text between two others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FimTokens {
+    /// Before the text that precedes.
+    pub prefix: u32,
+    /// Before the text that follows.
+    pub suffix: u32,
+    /// After both.
+    pub middle: u32,
+    /// Before a repository's name.
+    pub repo: Option<u32>,
+    /// Before a file's name.
+    pub file: Option<u32>,
+    /// Fills up.
+    pub pad: Option<u32>,
+}
+
+/// Keys of GGUF files, today's and an older one, and llama.cpp's names of each token.
+const KNOWN: [&str; 6] = [
+    "fim_pre prefix <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> \
+     <|code_prefix|> <|prefix|>",
+    "fim_suf suffix <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> \
+     <|code_suffix|> <|suffix|>",
+    "fim_mid middle <|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> \
+     <|code_middle|> <|middle|>",
+    "fim_rep - <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
+    "fim_sep - <|file_sep|>",
+    "fim_pad - <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]",
+];
+
 /// What llama.cpp calls a repository and files without a name.
 const REPO: &str = "myproject\n";
 const FILE: &str = "filename\n";
@@ -35,7 +65,29 @@ const PART: &str = "tmp";
 /// What it writes before other files where there is no token for that.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
+impl Tokenizer {
+    /// The tokens that the metadata names for a text between two others, or that are known by name.
+    pub(super) fn find_fim(&self, meta: Option<&GgufMeta>) -> Option<FimTokens> {
+        let by_key = |key: &&str| {
+            let id = meta?.get(&format!("tokenizer.ggml.{key}_token_id"))?.as_u64();
+            id.and_then(|id| u32::try_from(id).ok()).filter(|id| self.token(*id).is_some())
+        };
+        let [prefix, suffix, middle, repo, file, pad] = KNOWN.map(|known| {
+            let names: Vec<&str> = known.split(' ').collect();
+            let (keys, names) = names.split_at(2);
+            keys.iter().find_map(by_key).or_else(|| names.iter().find_map(|name| self.id(name)))
+        });
+        Some(FimTokens { prefix: prefix?, suffix: suffix?, middle: middle?, repo, file, pad })
+    }
+}
+
 impl FimTokens {
+    /// All of them: none belongs to an answer.
+    pub fn all(self) -> impl Iterator<Item = u32> {
+        let all = [Some(self.prefix), Some(self.suffix), Some(self.middle)];
+        all.into_iter().chain([self.repo, self.file, self.pad]).flatten()
+    }
+
     /// The prompt for what is between two texts.
     pub fn between(self, of: &Tokenizer, prefix: &[u32], suffix: &[u32]) -> Vec<u32> {
         let begin = of.begins().into_iter().chain([self.prefix]).collect::<Vec<u32>>();

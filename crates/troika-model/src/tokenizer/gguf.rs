@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use tokenizers::models::bpe::{Merges, Vocab};
 use tokenizers::{Model, ModelWrapper};
 
+use super::encode::Tokenizer;
 use super::error::{Result, TokenizerError};
-use super::json::{self, Read};
-use super::pre;
 use super::vocab::{self, BpeOptions, PIECE};
+use super::{json, pre};
 use crate::spec::{GgufMeta, GgufValue};
 
 /// Token types of `tokenizer.ggml.token_type`.
@@ -18,17 +18,6 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 /// Pre-tokenizers of vocabularies of SentencePiece's pieces with merges of their own, as Gemma 4's.
 const OF_PIECES: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"];
-
-pub(super) struct Built {
-    pub read: Read,
-    pub bos: Option<u32>,
-    pub eos: Option<u32>,
-    pub add_bos: bool,
-    pub add_eos: bool,
-    pub warning: Option<String>,
-    /// Ids of tokens that occur again in the list, with the later id.
-    pub twins: HashMap<u32, u32>,
-}
 
 fn key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
@@ -55,7 +44,8 @@ fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Result<Option<Vec<f64>>> 
     Ok(Some(all))
 }
 
-pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
+/// The tokenizer of a file, if it has one, with warnings.
+pub(super) fn build(meta: &GgufMeta) -> Result<Option<(Tokenizer, Vec<String>)>> {
     let text = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_str);
     let Some(model) = text("model") else { return Ok(None) };
     let tokens: Vec<&str> = texts(meta, "tokens")?.collect();
@@ -63,10 +53,8 @@ pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
         return Ok(None);
     }
     let (types, mut warnings) = (numbers(meta, "token_type", tokens.len())?, Vec::new());
-    let (bos, eos) = (
-        special(meta, "bos_token_id", tokens.len(), &mut warnings),
-        special(meta, "eos_token_id", tokens.len(), &mut warnings),
-    );
+    let [bos, eos] = ["bos_token_id", "eos_token_id"]
+        .map(|name| special(meta, name, tokens.len(), &mut warnings));
     let flag = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_bool);
     let spelled = model == "gpt2" && text("pre").is_some_and(|pre| OF_PIECES.contains(&pre));
     let model = if spelled { "gemma4" } else { model };
@@ -95,16 +83,12 @@ pub(super) fn build(meta: &GgufMeta) -> Result<Option<Built>> {
     };
     json["added_tokens"] = added(&tokens, types.as_deref());
     let twins = twins(&tokens, &model);
-    let read = json::tokenizer(json, Some(model)).map_err(no_tokenizer)?;
-    Ok(Some(Built {
-        read,
-        bos,
-        eos,
-        add_bos: flag("add_bos_token").unwrap_or(adds_bos),
-        add_eos: flag("add_eos_token").unwrap_or(false),
-        warning: (!warnings.is_empty()).then(|| warnings.join("; ")),
-        twins,
-    }))
+    let mut tokenizer = Tokenizer::of(json::tokenizer(json, Some(model)).map_err(no_tokenizer)?);
+    let adds_bos = flag("add_bos_token").unwrap_or(adds_bos);
+    tokenizer.add = Some((adds_bos, flag("add_eos_token").unwrap_or(false)));
+    (tokenizer.bos, tokenizer.eos, tokenizer.twins) = (bos, eos, twins);
+    tokenizer.warnings.clear();
+    Ok(Some((tokenizer, warnings)))
 }
 
 /// The id of a special token, if the file names one of its `count` tokens.

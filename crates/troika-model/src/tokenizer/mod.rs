@@ -5,7 +5,6 @@ mod check;
 mod encode;
 mod error;
 mod fim;
-mod fim_tokens;
 mod gguf;
 mod guard;
 mod json;
@@ -18,6 +17,5 @@ mod vocab;
 
 pub use encode::Tokenizer;
 pub use error::TokenizerError;
-pub use fim::{FilePart, Infill};
-pub use fim_tokens::FimTokens;
+pub use fim::{FilePart, FimTokens, Infill};
 pub use stream::{Detokenizer, StopMatcher};

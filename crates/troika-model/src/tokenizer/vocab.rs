@@ -12,6 +12,9 @@ use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::{AddedToken, ModelWrapper};
 
+/// What checks or makes a part of a model; an error is what is wrong with the file.
+type Result<T, E = String> = std::result::Result<T, E>;
+
 /// The longest affix and piece, and the most bytes of pieces. Pieces are stored byte by byte in a
 /// tree that is built and dropped recursively. SentencePiece makes pieces of up to 16 characters;
 /// the largest published vocabularies have about 4 MB.
@@ -30,7 +33,7 @@ pub(super) struct Added {
 }
 
 /// Parses a part of the file.
-pub(super) fn part<T: DeserializeOwned>(name: &str, value: Value) -> Result<T, String> {
+pub(super) fn part<T: DeserializeOwned>(name: &str, value: Value) -> Result<T> {
     serde_json::from_value(value).map_err(|e| format!("has a {name} that cannot be used: {e}"))
 }
 
@@ -39,7 +42,7 @@ pub(super) fn model(
     mut model: Map<String, Value>,
     added: &[Added],
     warnings: &mut Vec<String>,
-) -> Result<ModelWrapper, String> {
+) -> Result<ModelWrapper> {
     let kind = match model.remove("type") {
         Some(Value::String(kind)) => kind,
         Some(other) => return Err(format!("has a model of type {other}")),
@@ -86,7 +89,7 @@ pub(super) fn model(
 
 /// Checks that every id belongs to one token. Adds tokens whose id the crate would not find, since
 /// it numbers added tokens from the vocabulary's size.
-fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Result<(), String> {
+fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Result<()> {
     let Some(Value::Object(vocab)) = model.get_mut("vocab") else {
         return Err("has a model without a vocabulary".into());
     };
@@ -148,11 +151,7 @@ impl BpeOptions {
 }
 
 /// A BPE model.
-pub(super) fn bpe(
-    vocab: Vocab,
-    merges: Merges,
-    options: BpeOptions,
-) -> Result<ModelWrapper, String> {
+pub(super) fn bpe(vocab: Vocab, merges: Merges, options: BpeOptions) -> Result<ModelWrapper> {
     let mut builder = BpeBuilder::new()
         .vocab_and_merges(vocab, merges)
         .fuse_unk(options.fuse_unk.unwrap_or(false))
@@ -173,7 +172,7 @@ pub(super) fn bpe(
 
 /// Reads merges: lines of two tokens, or pairs. The crate joins a merge's halves in a buffer as
 /// long as the longest token, without the second half's prefix, and looks for neither.
-fn merges(list: Value, longest: usize, prefix: &str) -> Result<Merges, String> {
+fn merges(list: Value, longest: usize, prefix: &str) -> Result<Merges> {
     let Value::Array(list) = list else { return Err("has a model without merges".into()) };
     let mut merges = Merges::with_capacity(list.len());
     for merge in list {
@@ -200,11 +199,7 @@ fn merges(list: Value, longest: usize, prefix: &str) -> Result<Merges, String> {
 }
 
 /// Checks the pieces of a Unigram model.
-fn pieces(
-    model: &Map<String, Value>,
-    added: &[Added],
-    warnings: &mut Vec<String>,
-) -> Result<(), String> {
+fn pieces(model: &Map<String, Value>, added: &[Added], warnings: &mut Vec<String>) -> Result<()> {
     let list = model.get("vocab").and_then(Value::as_array);
     let list = list.ok_or("has a Unigram model without a list of pieces")?;
     let pieces = || list.iter().filter_map(|p| p[0].as_str());

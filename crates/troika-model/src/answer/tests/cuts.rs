@@ -52,11 +52,16 @@ const PIECES: &[&str] = &[
     "1",
 ];
 
+fn formats() -> impl Strategy<Value = &'static CallFormat> {
+    select(CallFormat::all().iter().collect::<Vec<_>>())
+}
+
 /// A format with a text of these pieces, its markers among them.
-fn pieces() -> impl Strategy<Value = (CallFormat, String)> {
-    let all = |calls| [PIECES, &format(calls).markers(), &calls.form().openers()].concat();
+fn pieces() -> impl Strategy<Value = (&'static CallFormat, String)> {
+    let all =
+        |calls: &'static CallFormat| [PIECES, &format(calls).markers(), &calls.openers()].concat();
     let text = move |calls| (Just(calls), vec(select(all(calls)), 0..14));
-    let calls = select(CallFormat::ALL.to_vec()).prop_flat_map(text);
+    let calls = formats().prop_flat_map(text);
     calls.prop_map(|(calls, pieces)| (calls, pieces.concat()))
 }
 
@@ -97,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_lost(words in vec(select(&["a", "<", "[", "{", "\n", "b>", "日", "|"][..]), 0..30), calls in select(CallFormat::ALL.to_vec())) {
+    fn no_text_is_lost(words in vec(select(&["a", "<", "[", "{", "\n", "b>", "日", "|"][..]), 0..30), calls in formats()) {
         let text = words.concat();
         let all = deltas(format(calls).reader(options()), [text.as_str()]);
         let expected = if text.is_empty() { vec![] } else { vec![Delta::Content(text)] };

@@ -20,8 +20,12 @@ fn merge(deltas: impl IntoIterator<Item = Delta>) -> Vec<Delta> {
 
 const THINK: ThoughtMarkers = ThoughtMarkers { open: "<think>", close: "</think>" };
 
-fn format(calls: CallFormat) -> Format {
-    Format { calls, thoughts: (calls != CallFormat::Harmony).then_some(THINK) }
+fn named(calls: &str) -> &'static CallFormat {
+    CallFormat::named(calls).unwrap()
+}
+
+fn format(calls: &'static CallFormat) -> Format {
+    Format { calls, thoughts: (calls.name != "harmony").then_some(THINK) }
 }
 
 /// The tools of the texts.

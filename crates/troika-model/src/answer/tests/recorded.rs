@@ -4,9 +4,11 @@
 use serde::Deserialize;
 
 use super::super::thoughts::THOUGHTS;
-use super::{Answer, CallFormat, Format, ReaderOptions, answer, deltas, format, options, read};
+use super::{
+    Answer, CallFormat, Format, ReaderOptions, answer, deltas, format, named, options, read,
+};
 
-fn check(calls: CallFormat, text: &str, expected: &Answer) {
+fn check(calls: &'static CallFormat, text: &str, expected: &Answer) {
     assert_eq!(&read(format(calls), options(), text), expected, "{text}");
     let whole = ReaderOptions { whole_calls: true, ..options() };
     assert_eq!(&read(format(calls), whole, text), expected, "whole calls: {text}");
@@ -26,9 +28,8 @@ struct Recorded {
 fn recorded() -> Vec<(Format, Recorded)> {
     let texts: Vec<Recorded> = serde_json::from_str(include_str!("recorded/calls.json")).unwrap();
     let format = |text: &Recorded| {
-        let calls = CallFormat::ALL.into_iter().find(|calls| format!("{calls:?}") == text.format);
         let opens = |open: &String| THOUGHTS.iter().find(|(_, t)| t.open == open).unwrap().1;
-        Format { calls: calls.unwrap(), thoughts: text.thoughts.as_ref().map(opens) }
+        Format { calls: named(&text.format), thoughts: text.thoughts.as_ref().map(opens) }
     };
     texts.into_iter().map(|text| (format(&text), text)).collect()
 }
@@ -41,17 +42,17 @@ fn recorded_texts_are_read() {
             let found = read(format, options.clone(), &text.text);
             let wanted: Vec<_> = text.calls.iter().map(|(n, a)| (n.as_str(), a.as_str())).collect();
             let wanted = answer(&text.content, &text.reasoning, &wanted);
-            assert_eq!(found, wanted, "{:?}: {}", format.calls, text.text);
+            assert_eq!(found, wanted, "{}: {}", format.calls.name, text.text);
             // Cut everywhere.
             let reader = || format.reader(options.clone());
             let pieces = text.text.split_inclusive(|_| true);
             assert_eq!(deltas(reader(), pieces), deltas(reader(), [text.text.as_str()]));
         }
     }
-    for calls in CallFormat::ALL {
+    for calls in CallFormat::all() {
         let called =
             |(format, text): &(Format, Recorded)| format.calls == calls && !text.calls.is_empty();
-        assert!(recorded().iter().any(called), "{calls:?}");
+        assert!(recorded().iter().any(called), "{}", calls.name);
     }
 }
 
@@ -78,42 +79,39 @@ fn calls_without_markers_hold_back_no_other_text() {
     ];
     for (texts, is_held) in [(&held[..], true), (&streamed[..], false)] {
         for text in texts {
-            let mut reader = format(CallFormat::Hermes).reader(options());
+            let mut reader = format(named("hermes")).reader(options());
             assert_eq!(reader.push(text).is_empty(), is_held, "{text}");
         }
     }
     let none = ReaderOptions { tools: [].into(), ..options() };
-    let mut reader = format(CallFormat::Hermes).reader(none);
+    let mut reader = format(named("hermes")).reader(none);
     assert_eq!(reader.push("{\"na").len(), 1);
 }
 
 #[test]
 fn what_is_no_call_comes_out_as_it_is() {
     let texts = [
-        (CallFormat::Hermes, "a < b <tool <tool_call>"),
-        (CallFormat::Hermes, "\n<tool_call>\n{\"name\": oops}\n</tool_call>\n"),
-        (CallFormat::Hermes, "<tool_call>{\"name\": \"get_time\""),
-        (CallFormat::Hermes, "<tool_call>{}</tool_call>"),
-        (CallFormat::Hermes, "<tool_call>{\"arguments\": [1], \"name\": \"x\"}</tool_call>"),
-        (CallFormat::QwenCoder, "<tool_call>\nno function</tool_call> <function=a b\n>"),
-        (CallFormat::Mistral, "[TOOL_CALLS]no arguments {}"),
-        (CallFormat::MistralList, "[TOOL_CALLS][]"),
-        (CallFormat::DeepSeek, "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>"),
-        (
-            CallFormat::DeepSeek,
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>x",
-        ),
-        (CallFormat::Glm, "<tool_call>two words\n</tool_call>"),
-        (CallFormat::Glm, "<tool_call>{\"name\": \"x\"}</tool_call>"),
-        (CallFormat::Phi, "<|tool_call|>{}<|/tool_call|>"),
-        (CallFormat::Harmony, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>x"),
-        (CallFormat::Harmony, "<|channel|>anal"),
+        (named("hermes"), "a < b <tool <tool_call>"),
+        (named("hermes"), "\n<tool_call>\n{\"name\": oops}\n</tool_call>\n"),
+        (named("hermes"), "<tool_call>{\"name\": \"get_time\""),
+        (named("hermes"), "<tool_call>{}</tool_call>"),
+        (named("hermes"), "<tool_call>{\"arguments\": [1], \"name\": \"x\"}</tool_call>"),
+        (named("qwen_coder"), "<tool_call>\nno function</tool_call> <function=a b\n>"),
+        (named("mistral"), "[TOOL_CALLS]no arguments {}"),
+        (named("mistral_list"), "[TOOL_CALLS][]"),
+        (named("deepseek"), "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>"),
+        (named("deepseek"), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>x"),
+        (named("glm"), "<tool_call>two words\n</tool_call>"),
+        (named("glm"), "<tool_call>{\"name\": \"x\"}</tool_call>"),
+        (named("phi"), "<|tool_call|>{}<|/tool_call|>"),
+        (named("harmony"), "<|channel|>commentary to=functions.f <|constrain|>json<|message|>x"),
+        (named("harmony"), "<|channel|>anal"),
     ];
     for (calls, text) in texts {
         check(calls, text, &answer(text, "", &[]));
     }
     let inside = "<tool_call>junk <tool_call>{\"name\": \"get_time\"}</tool_call>";
-    check(CallFormat::Hermes, inside, &answer("<tool_call>junk ", "", &[("get_time", "{}")]));
+    check(named("hermes"), inside, &answer("<tool_call>junk ", "", &[("get_time", "{}")]));
 }
 
 #[test]
@@ -121,22 +119,22 @@ fn a_broken_call_is_content_only_if_nothing_is_handed_out() {
     let text =
         "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": oops}}\n</tool_call>";
     let expected = answer("oops}}\n</tool_call>", "", &[("get_weather", "{\"city\": ")]);
-    assert_eq!(read(format(CallFormat::Hermes), options(), text), expected);
+    assert_eq!(read(format(named("hermes")), options(), text), expected);
     let whole = || ReaderOptions { whole_calls: true, ..options() };
-    assert_eq!(read(format(CallFormat::Hermes), whole(), text), answer(text, "", &[]));
+    assert_eq!(read(format(named("hermes")), whole(), text), answer(text, "", &[]));
     let cut = "Hi\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Lon";
     let expected = answer("Hi", "", &[("get_weather", "{\"city\": \"Lon")]);
-    assert_eq!(read(format(CallFormat::Hermes), options(), cut), expected);
-    assert_eq!(read(format(CallFormat::Hermes), whole(), cut), answer(cut, "", &[]));
+    assert_eq!(read(format(named("hermes")), options(), cut), expected);
+    assert_eq!(read(format(named("hermes")), whole(), cut), answer(cut, "", &[]));
     let cut = "<tool_call>\n<function=get_weather>\n<parameter=city>\nLon";
     let expected = answer("", "", &[("get_weather", "{\"city\": \"Lon")]);
-    assert_eq!(read(format(CallFormat::QwenCoder), options(), cut), expected);
-    assert_eq!(read(format(CallFormat::QwenCoder), whole(), cut), answer(cut, "", &[]));
+    assert_eq!(read(format(named("qwen_coder")), options(), cut), expected);
+    assert_eq!(read(format(named("qwen_coder")), whole(), cut), answer(cut, "", &[]));
 }
 
 #[test]
 fn options_say_what_is_split() {
-    let hermes = format(CallFormat::Hermes);
+    let hermes = format(named("hermes"));
     let text = "<think>\nA\n</think>\n\n<tool_call>{\"name\": \"get_time\"}</tool_call>\n";
     let plain = ReaderOptions { tools: [].into(), reasoning: false, ..options() };
     assert_eq!(read(hermes, plain, text), answer(text, "", &[]));

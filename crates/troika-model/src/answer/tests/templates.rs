@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use super::super::{CallFormat, Format};
-use super::THINK;
+use super::super::Format;
+use super::{THINK, named};
 
 /// What tells a published template from those of other families. Most are in the package of
 /// llama.cpp.
@@ -21,10 +21,10 @@ fn templates_show_their_format() {
         serde_json::from_str(include_str!("recorded/templates.json")).unwrap();
     for Template { template, calls, thoughts, excerpt } in templates {
         let format = Format::detect(Some(&excerpt));
-        assert_eq!(format!("{:?}", format.calls), calls, "{template}");
+        assert_eq!(format.calls.name, calls, "{template}");
         assert_eq!(format.thoughts.map(|t| t.open.to_owned()), thoughts, "{template}");
     }
-    assert_eq!(Format::detect(None), Format { calls: CallFormat::Hermes, thoughts: None });
+    assert_eq!(Format::detect(None), Format { calls: named("hermes"), thoughts: None });
 }
 
 #[test]
@@ -38,6 +38,6 @@ fn templates_show_their_thoughts() {
     let mistral = Format::detect(Some("[TOOL_CALLS] [/THINK]"));
     assert_eq!(mistral.thoughts.unwrap().open, "[THINK]");
     let harmony = Format::detect(Some("<|channel|>analysis<|message|></think>"));
-    assert_eq!((harmony.calls, harmony.thoughts), (CallFormat::Harmony, None));
+    assert_eq!((harmony.calls, harmony.thoughts), (named("harmony"), None));
     assert_eq!(Format::detect(Some("plain")).thoughts, None);
 }

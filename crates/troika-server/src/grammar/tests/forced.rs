@@ -10,9 +10,13 @@ use troika::model::answer::{CallFormat, Delta, Format, ReaderOptions, ThoughtMar
 use super::super::{Constrain, HeldSchema, Vocabulary};
 use super::EOS;
 
-fn format(calls: CallFormat) -> Format {
+fn hermes() -> &'static CallFormat {
+    CallFormat::named("hermes").unwrap()
+}
+
+fn format(calls: &'static CallFormat) -> Format {
     let thoughts = ThoughtMarkers { open: "<think>", close: "</think>" };
-    Format { calls, thoughts: (calls != CallFormat::Harmony).then_some(thoughts) }
+    Format { calls, thoughts: (calls.name != "harmony").then_some(thoughts) }
 }
 
 fn tool(name: &str, parameters: Value) -> ToolSpec {
@@ -62,7 +66,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn new(calls: CallFormat, special: bool) -> Self {
+    fn new(calls: &'static CallFormat, special: bool) -> Self {
         let mut texts: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
         texts.push(b"<|eos|>".to_vec());
         texts.extend(format(calls).markers().iter().map(|marker| marker.as_bytes().to_vec()));
@@ -142,15 +146,15 @@ fn assert_calls(tools: &[ToolSpec], content: &str, calls: &[(String, String)], t
 #[test]
 fn readers_read_what_grammars_force() {
     let tools = tools();
-    for calls in &CallFormat::ALL {
+    for calls in CallFormat::all() {
         let mut most = 0;
         for special in [false, true] {
-            let tokens = Tokens::new(*calls, special);
+            let tokens = Tokens::new(calls, special);
             let vocabulary = tokens.vocabulary();
             for seed in 0..24 {
                 let (parallel, opened) = (seed % 2 == 1, seed % 3 == 1);
                 let find = |text: &str| tokens.special(text);
-                let lark = format(*calls).call_grammar(&tools, parallel, opened, &find);
+                let lark = format(calls).call_grammar(&tools, parallel, opened, &find);
                 let text = tokens.walk(&vocabulary, &Constrain::Lark(lark), seed);
                 let options = ReaderOptions {
                     tools: tools.clone(),
@@ -159,24 +163,24 @@ fn readers_read_what_grammars_force() {
                     whole_calls: false,
                 };
                 let whole = ReaderOptions { whole_calls: true, ..options.clone() };
-                let answer = read(format(*calls), options, &text);
+                let answer = read(format(calls), options, &text);
                 assert_calls(&tools, &answer.0, &answer.1, &text);
                 assert!(parallel || answer.1.len() == 1, "{} calls: {text}", answer.1.len());
                 most = most.max(answer.1.len());
-                assert_eq!(answer, read(format(*calls), whole, &text), "{text}");
+                assert_eq!(answer, read(format(calls), whole, &text), "{text}");
             }
         }
-        assert_eq!(most > 1, *calls != CallFormat::Harmony, "{calls:?} had {most} calls at most");
+        assert_eq!(most > 1, calls.name != "harmony", "{} had {most} calls at most", calls.name);
     }
 }
 
 #[test]
 fn schemas_of_arguments_hold_or_are_refused() {
-    let tokens = Tokens::new(CallFormat::Hermes, false);
+    let tokens = Tokens::new(hermes(), false);
     let vocabulary = tokens.vocabulary();
     let grammar = |parameters: Value| {
         let tool = tool("f", parameters);
-        let lark = format(CallFormat::Hermes).call_grammar(&[tool], false, false, &|_| None);
+        let lark = format(hermes()).call_grammar(&[tool], false, false, &|_| None);
         vocabulary.compile(&Constrain::Lark(lark)).map(|_| ()).map_err(|e| e.to_string())
     };
     let refused = grammar(json!({"properties": {"a": {"type": "strin"}}})).unwrap_err();
@@ -208,20 +212,20 @@ fn forms_follow_thoughts_and_give_way_to_calls() {
         Constrain::Regex("[0-9]{3}".into()),
         Constrain::Lark("start: A \"!\"\nA: /b+/\n".into()),
     ];
-    for calls in &CallFormat::ALL {
+    for calls in CallFormat::all() {
         let (mut called, mut thought) = (0, 0);
         for seed in 0..32 {
             let (special, opened) = (seed % 2 == 1, seed % 3 == 1);
             let tools = if seed % 8 < 4 { tools() } else { Arc::from([]) };
-            let tokens = Tokens::new(*calls, special);
+            let tokens = Tokens::new(calls, special);
             let find = |text: &str| tokens.special(text);
-            let lark = format(*calls).form_grammar(&tools, false, opened, &find).unwrap();
+            let lark = format(calls).form_grammar(&tools, false, opened, &find).unwrap();
             let form = &forms[seed as usize / 2 % forms.len()];
             let within = Constrain::Within { form: Box::new(form.clone()), lark };
             let text = tokens.walk(&tokens.vocabulary(), &within, seed);
             let options =
                 ReaderOptions { tools: tools.clone(), reasoning: true, opened, whole_calls: false };
-            let (content, read) = read(format(*calls), options, &text);
+            let (content, read) = read(format(calls), options, &text);
             thought += usize::from(!text.ends_with(&content) || content.len() < text.len());
             if read.is_empty() {
                 assert!(fits(form, &content), "{text:?}");
@@ -230,8 +234,8 @@ fn forms_follow_thoughts_and_give_way_to_calls() {
                 assert_calls(&tools, &content, &read, &text);
             }
         }
-        assert!(called > 0 && thought > 0, "{calls:?}: {called} calls, {thought} thoughts");
+        assert!(called > 0 && thought > 0, "{}: {called} calls, {thought} thoughts", calls.name);
     }
-    let plain = Format { calls: CallFormat::Hermes, thoughts: None };
+    let plain = Format { calls: hermes(), thoughts: None };
     assert_eq!(plain.form_grammar(&[], false, false, &|_| None), None);
 }
