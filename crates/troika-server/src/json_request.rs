@@ -26,7 +26,7 @@ const BODY_TIME: Duration = Duration::from_secs(60);
 
 /// How long, and how much of it, a body that nobody wants is read and dropped.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-const DRAIN_BYTES: usize = 16 << 20;
+const DRAIN_BYTES: usize = 64 << 20;
 
 /// Reads and drops the body of a request that is refused. Without it, a client that is still sending
 /// does not see the refusal, and its next request meets a closed connection.

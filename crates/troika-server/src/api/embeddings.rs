@@ -193,22 +193,24 @@ pub async fn ggml_embeddings(call: JsonRequest) -> Answer {
     Ok(json_request::json(&rows.iter().enumerate().map(row).collect::<Value>()))
 }
 
-fn ollama_form(fields: &Fields<'_>, name: &'static str) -> Result<EmbeddingForm, Problem> {
+/// Embeds for Ollama's interface, after which the model stays open for as long as is asked.
+async fn ollama(call: &JsonRequest, name: &'static str) -> Result<Embedded, Problem> {
+    let fields = call.fields();
     let (truncate, dimensions) = (fields.get("truncate")?, fields.get("dimensions")?);
     let truncate = truncate.unwrap_or(true);
-    Ok(EmbeddingForm { name, truncate, normalized: Some(true), dimensions })
+    let kept = super::ollama::keep_alive(&fields)?;
+    let form = EmbeddingForm { name, truncate, normalized: Some(true), dimensions };
+    let embedded = embed(call, form).await?;
+    if let Some(time) = kept {
+        embedded.host.keep(time);
+    }
+    Ok(embedded)
 }
 
 /// Ollama's embeddings.
 pub async fn ollama_embed(call: JsonRequest) -> Answer {
     let began = Instant::now();
-    let fields = call.fields();
-    let form = ollama_form(&fields, "input")?;
-    let kept = super::ollama::keep_alive(&fields)?;
-    let Embedded { host, rows, tokens } = embed(&call, form).await?;
-    if let Some(time) = kept {
-        host.keep(time);
-    }
+    let Embedded { host, rows, tokens } = ollama(&call, "input").await?;
     Ok(json_request::json(&json!({
         "model": host.name,
         "embeddings": rows,
@@ -219,8 +221,7 @@ pub async fn ollama_embed(call: JsonRequest) -> Answer {
 }
 
 /// Ollama's embedding of one text, in its older form.
-pub async fn oggml_embeddings(call: JsonRequest) -> Answer {
-    let form = ollama_form(&call.fields(), "prompt")?;
-    let Embedded { rows, .. } = embed(&call, form).await?;
+pub async fn ollama_embed_one(call: JsonRequest) -> Answer {
+    let Embedded { rows, .. } = ollama(&call, "prompt").await?;
     Ok(json_request::json(&json!({"embedding": rows.first()})))
 }

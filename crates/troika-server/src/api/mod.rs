@@ -75,7 +75,7 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(embeddings::ollama_embed))
-        .route("/api/embeddings", post(embeddings::oggml_embeddings))
+        .route("/api/embeddings", post(embeddings::ollama_embed_one))
         .method_not_allowed_fallback(async |request| {
             read_off(request).await;
             Problem::new(

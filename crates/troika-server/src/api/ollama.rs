@@ -165,8 +165,8 @@ async fn raw(
         None => None,
     };
     let max_tokens = call.server.options.max_tokens.into_iter().chain(request.max_tokens).min();
-    let request =
-        Request { params: request.params, max_tokens, stop: request.stop, ..Request::default() };
+    let ChatRequest { params, stop, logprobs, .. } = request;
+    let request = Request { params, max_tokens, stop, logprobs, ..Request::default() };
     let generation = Generation { prompt, request, choices: 1, grammar, ..Generation::default() };
     Prepared::plain(generation).start(&turn).await
 }
@@ -244,7 +244,7 @@ impl OllamaForm {
     async fn respond(self, mut answers: ChatStream, fields: &Fields<'_>) -> Answer {
         answers.left_out.extend(self.left_out(fields, answers.usage().prompt)?);
         let streams = fields.get("stream")?.unwrap_or(true);
-        let writer = OllamaWriter { form: self, reason: None, call: None };
+        let writer = OllamaWriter { form: self, reason: None, call: None, logprobs: Vec::new() };
         let whole = |writer: OllamaWriter, answer: ChatAnswer| {
             let choice = answer.choices.into_iter().next().unwrap_or_default();
             writer.form.last(&choice, &answer.usage)
@@ -325,6 +325,8 @@ struct OllamaWriter {
     reason: Option<EndReason>,
     /// A call that is being read: its name and arguments.
     call: Option<(String, String)>,
+    /// Of tokens whose text is not told yet.
+    logprobs: Vec<TokenLogprob>,
 }
 
 impl OllamaWriter {
@@ -357,9 +359,11 @@ impl EventWriter for OllamaWriter {
         match event {
             ChatEvent::Prompt(..) => {}
             ChatEvent::More(_, deltas, logprobs) => {
+                self.logprobs.extend(logprobs);
                 deltas.into_iter().for_each(|delta| match delta {
                     Delta::Content(text) => {
                         let mut part = self.form.part(&text);
+                        let logprobs = std::mem::take(&mut self.logprobs);
                         if !logprobs.is_empty() {
                             part["logprobs"] = self.form.logprobs(&logprobs);
                         }
@@ -389,7 +393,8 @@ impl EventWriter for OllamaWriter {
     }
 
     fn end(&mut self, usage: &Usage, out: &mut String) {
-        let choice = ChoiceAnswer { reason: self.reason, ..ChoiceAnswer::default() };
+        let logprobs = std::mem::take(&mut self.logprobs);
+        let choice = ChoiceAnswer { reason: self.reason, logprobs, ..ChoiceAnswer::default() };
         OllamaWriter::line(&self.form.last(&choice, usage), out);
     }
 
