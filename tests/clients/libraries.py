@@ -8,6 +8,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -491,3 +492,11 @@ def test_llm(url):
                 tools = ["--functions", functions]
                 assert llm_command(url, home, "-m", model, *few, *tools, ASK).strip()
         assert json.loads(llm_command(url, home, "logs", "--json", "-n", "1"))
+        # By Ollama's interface, under the names that it lists.
+        names = re.findall("^Ollama: (\\S+)", llm_command(url, home, "models"), re.M)
+        assert names, "llm-ollama lists no model"
+        few = ["-o", "num_predict", "20"]
+        for more in ([], ["--no-stream"]):
+            assert llm_command(url, home, "-m", names[0], *few, *more, ASK).strip()
+        schema = ["--schema", json.dumps(SCHEMA)]
+        form(Weather.model_validate_json(llm_command(url, home, "-m", names[0], *schema, ASK)))
