@@ -146,9 +146,9 @@ def chat(tab, url, seconds):
     errors = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.goto(url)
-    with contextlib.suppress(Exception):
-        # What is new in this version.
-        tab.get_by_role("button", name=re.compile("Okay", re.I)).click(timeout=8000)
+    # What is new in this version is told sooner or later.
+    told = tab.get_by_role("button", name=re.compile("Okay", re.I))
+    tab.add_locator_handler(told, lambda button: button.click())
     tab.locator("#chat-input").click()
     tab.keyboard.type("Good morning.")
     answer = tab.locator(".chat-assistant").last

@@ -259,6 +259,9 @@ impl Lowered {
     }
 }
 
+/// What lowers a part of a model.
+pub(super) type Result<T, E = LowerError> = std::result::Result<T, E>;
+
 /// Why a spec could not be lowered.
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {

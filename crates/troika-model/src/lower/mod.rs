@@ -20,5 +20,4 @@ pub use lowered::{
 };
 pub use model::lower;
 
-/// What lowers a part of a model.
-type Result<T, E = LowerError> = std::result::Result<T, E>;
+use lowered::Result;

@@ -10,12 +10,11 @@ use tokenizers::NormalizedString;
 
 use super::check::{self, LONGEST};
 use super::error::{Result, TokenizerError};
-use super::fim::FimTokens;
+use super::fim_tokens::FimTokens;
 use super::shared::Inner;
 use super::spelling::Spelling;
-use super::{gguf, guard, json};
+use super::{guard, json};
 use crate::files::{parse_json, read_small};
-use crate::spec::GgufMeta;
 
 /// The most bytes per byte for long texts. Unicode's normal forms need up to 11.
 const TIMES: f64 = 64.0;
@@ -34,7 +33,7 @@ pub struct Tokenizer {
     /// Ids whose token also has another id, which the vocabulary uses.
     pub(super) twins: HashMap<u32, u32>,
     pub(super) warnings: Vec<String>,
-    fim: Option<FimTokens>,
+    pub(super) fim: Option<FimTokens>,
     /// Found when first asked for.
     pub(super) spelling: OnceLock<Spelling>,
     longest: OnceLock<usize>,
@@ -100,17 +99,6 @@ impl Tokenizer {
             self.id(v.as_str().or(v["content"].as_str())?)
         };
         (self.bos, self.eos) = (id("bos_token"), id("eos_token"));
-    }
-
-    /// Makes the tokenizer of a GGUF file; `None` if the file has none. Also returns a warning
-    /// about an unknown pre-tokenizer.
-    ///
-    /// # Errors
-    /// Inconsistent metadata, or an unsupported kind of tokenizer.
-    pub fn from_gguf(meta: &GgufMeta) -> Result<Option<(Tokenizer, Option<String>)>> {
-        let Some((mut tokenizer, warnings)) = gguf::build(meta)? else { return Ok(None) };
-        tokenizer.fim = tokenizer.find_fim(Some(meta));
-        Ok(Some((tokenizer, (!warnings.is_empty()).then(|| warnings.join("; ")))))
     }
 
     /// Text to ids. `add_special` adds what the model expects around a text (BOS); `parse_special`

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::encode::Tokenizer;
 use super::error::Result;
+use super::fim_tokens::FimTokens;
 use crate::spec::GgufMeta;
 
 /// A place in a file, with what is around it.
@@ -26,23 +27,6 @@ pub struct FilePart {
     pub filename: Option<String>,
     /// The text.
     pub text: String,
-}
-
-/// The tokens that ask for the text between two others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FimTokens {
-    /// Before the text that precedes.
-    pub prefix: u32,
-    /// Before the text that follows.
-    pub suffix: u32,
-    /// After both.
-    pub middle: u32,
-    /// Before a repository's name.
-    pub repo: Option<u32>,
-    /// Before a file's name.
-    pub file: Option<u32>,
-    /// Fills up.
-    pub pad: Option<u32>,
 }
 
 /// Keys of GGUF files, today's and an older one, and llama.cpp's names of each token.
@@ -82,12 +66,6 @@ impl Tokenizer {
 }
 
 impl FimTokens {
-    /// All of them: none belongs to an answer.
-    pub fn all(self) -> impl Iterator<Item = u32> {
-        let all = [Some(self.prefix), Some(self.suffix), Some(self.middle)];
-        all.into_iter().chain([self.repo, self.file, self.pad]).flatten()
-    }
-
     /// The prompt for what is between two texts.
     pub fn between(self, of: &Tokenizer, prefix: &[u32], suffix: &[u32]) -> Vec<u32> {
         let begin = of.begins().into_iter().chain([self.prefix]).collect::<Vec<u32>>();

@@ -44,8 +44,21 @@ fn numbers(meta: &GgufMeta, name: &str, len: usize) -> Result<Option<Vec<f64>>> 
     Ok(Some(all))
 }
 
+impl Tokenizer {
+    /// Makes the tokenizer of a GGUF file; `None` if the file has none. Also returns a warning
+    /// about an unknown pre-tokenizer.
+    ///
+    /// # Errors
+    /// Inconsistent metadata, or an unsupported kind of tokenizer.
+    pub fn from_gguf(meta: &GgufMeta) -> Result<Option<(Tokenizer, Option<String>)>> {
+        let Some((mut tokenizer, warnings)) = build(meta)? else { return Ok(None) };
+        tokenizer.fim = tokenizer.find_fim(Some(meta));
+        Ok(Some((tokenizer, (!warnings.is_empty()).then(|| warnings.join("; ")))))
+    }
+}
+
 /// The tokenizer of a file, if it has one, with warnings.
-pub(super) fn build(meta: &GgufMeta) -> Result<Option<(Tokenizer, Vec<String>)>> {
+fn build(meta: &GgufMeta) -> Result<Option<(Tokenizer, Vec<String>)>> {
     let text = |name: &str| meta.get(&key(name)).and_then(GgufValue::as_str);
     let Some(model) = text("model") else { return Ok(None) };
     let tokens: Vec<&str> = texts(meta, "tokens")?.collect();

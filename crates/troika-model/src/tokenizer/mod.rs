@@ -5,6 +5,7 @@ mod check;
 mod encode;
 mod error;
 mod fim;
+mod fim_tokens;
 mod gguf;
 mod guard;
 mod json;
@@ -17,5 +18,6 @@ mod vocab;
 
 pub use encode::Tokenizer;
 pub use error::TokenizerError;
-pub use fim::{FilePart, FimTokens, Infill};
+pub use fim::{FilePart, Infill};
+pub use fim_tokens::FimTokens;
 pub use stream::{Detokenizer, StopMatcher};

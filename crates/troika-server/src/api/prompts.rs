@@ -3,7 +3,6 @@
 use serde_json::Value;
 use troika::model::tokenizer::{FimTokens, Tokenizer};
 
-use super::tokens::check_ids;
 use crate::fields::whole;
 use crate::limits::PROMPTS;
 use crate::open_model::InUse;
@@ -83,6 +82,18 @@ pub fn encode(
     let tokenizer = host.model.tokenizer();
     let tokenizer = tokenizer.ok_or_else(|| Problem::bad("the model has no tokenizer"))?;
     tokenizer.encode(text, add_special, parse_special).map_err(|e| Problem::bad(e.to_string()))
+}
+
+/// Checks that a model knows token ids.
+pub fn check_ids(name: &str, ids: &[u32], host: &InUse) -> Result<(), Problem> {
+    let vocab = host.model.spec().vocab;
+    match ids.iter().find(|id| **id as usize >= vocab) {
+        Some(id) => {
+            let why = format!("{name} has token id {id}, but the model has {vocab} tokens");
+            Err(Problem::field(name, why))
+        }
+        None => Ok(()),
+    }
 }
 
 fn wrong() -> Problem {

@@ -8,7 +8,7 @@ use troika::Conversation;
 use troika::model::chat::local_time;
 
 use super::Answer;
-use super::prompts::encode;
+use super::prompts::{check_ids, encode};
 use crate::chat::{Tools, chat_messages, text_bytes};
 use crate::fields::Fields;
 use crate::json_request::{self, JsonRequest};
@@ -68,18 +68,6 @@ pub async fn detokenize(call: JsonRequest) -> Answer {
     check_ids("tokens", &ids, &host)?;
     let text = tokenizer.decode(&ids, false).map_err(|e| Problem::bad(e.to_string()))?;
     Ok(json_request::json(&json!({"content": text, "prompt": text})))
-}
-
-/// Checks that a model knows token ids.
-pub fn check_ids(name: &str, ids: &[u32], host: &InUse) -> Result<(), Problem> {
-    let vocab = host.model.spec().vocab;
-    match ids.iter().find(|id| **id as usize >= vocab) {
-        Some(id) => {
-            let why = format!("{name} has token id {id}, but the model has {vocab} tokens");
-            Err(Problem::field(name, why))
-        }
-        None => Ok(()),
-    }
 }
 
 /// What clients that count tokens want to know, as vLLM tells it.
