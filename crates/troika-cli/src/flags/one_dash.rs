@@ -140,7 +140,7 @@ mod tests {
         --mirostat --dry-multiplier --xtc-probability --typical --top-n-sigma --dynatemp-range \
         --samplers --rope-scaling --rope-freq-base --rope-freq-scale --yarn-orig-ctx \
         --override-kv --prompt-cache --slot-save-path --cache-reuse --swa-full --reranking \
-        --rerank --pooling --threads-http --prio --poll --cpu-strict --log-disable --log-file \
+        --rerank --threads-http --prio --poll --cpu-strict --log-disable --log-file \
         --simple-io --verbose-prompt";
 
     /// What becomes of a command line, in words.
