@@ -124,6 +124,13 @@ def test_body_is_too_big(server):
         connection.close()
 
 
+def test_a_body_that_is_too_big_may_be_sent_whole(server):
+    """A client that sends first and reads then sees why it was refused."""
+    body = {"messages": [{"role": "user", "content": "a" * (40 << 20)}]}
+    status, _, data = server.http("POST", CHAT, body)
+    assert status == 413 and "--max-body" in data["error"]["message"], (status, data)
+
+
 def test_body_without_length_is_too_big(server):
     """Of a body in chunks, not more than the limit is read."""
     sent, connection = 0, server.connect()

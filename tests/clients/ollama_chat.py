@@ -178,6 +178,13 @@ def test_logprobs(server):
     answer = chat(server, logprobs=True, top_logprobs=2)
     equal("".join(entry.token for entry in answer.logprobs), answer.message.content, "the tokens")
     assert all(len(entry.top_logprobs) == 2 for entry in answer.logprobs), answer.logprobs
+    # As many in a stream, also of tokens whose text comes later; and for a prompt as it is.
+    tokens = [entry.token for entry in answer.logprobs]
+    stream = list(chat(server, logprobs=True, stream=True))
+    told = [entry.token for part in stream for entry in part.logprobs or []]
+    equal(told, tokens, "the tokens of a stream")
+    answer = generate(server, raw=True, logprobs=True)
+    equal("".join(entry.token for entry in answer.logprobs), answer.response, "the raw tokens")
 
 
 def test_images(server):

@@ -77,7 +77,10 @@ def test_keep_alive(server):
     eventually(lambda: not running(server), 5, "it is closed after the answer")
     equal(texts, {ask("1s")}, "the text of a model that is opened again")
     eventually(lambda: not running(server), 5, "it is closed a second later")
-    ask("5m")
+    for path, what in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        server.post(path, {"model": MODEL, what: "a", "keep_alive": "3m"})
+        assert 175 < stays(server) <= 181, (path, stays(server))
+        ask("5m")
     for bad in ("soon", "5 m", "5x", "m", "", True, [5]):
         status, _, data = server.http(
             "POST", "/api/generate", {"model": MODEL, "prompt": "a", "keep_alive": bad}

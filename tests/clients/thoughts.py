@@ -175,8 +175,10 @@ def test_budgets(server):
         thinking = {"type": "enabled", "budget_tokens": 4}
         answer = other.post("/v1/messages", asked | {"thinking": thinking})
         assert answer["content"][-1]["type"] == "text", answer
-        answer = other.post("/v1/messages", asked | {"thinking": {"type": "disabled"}})
-        equal([b["type"] for b in answer["content"]], ["text"], "the blocks without thinking")
+        for more in ({}, {"budget_tokens": 4}):
+            thinking = {"type": "disabled"} | more
+            answer = other.post("/v1/messages", asked | {"thinking": thinking})
+            equal([b["type"] for b in answer["content"]], ["text"], "the blocks without thinking")
         message, _ = chat(other, chat_template_kwargs={"enable_thinking": False})
         assert not message.get("reasoning_content"), message
         message, _ = chat(other)

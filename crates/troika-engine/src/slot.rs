@@ -26,29 +26,39 @@ struct KnownGraph {
     batches: Vec<KnownBatch>,
 }
 
-/// The runs of a batch, and how many of the largest logits are wanted, if not all are.
-type KnownBatch = (Vec<Option<Range<usize>>>, Option<usize>);
-
-/// The rows of each sequence of a batch, then those whose logits are wanted, and those whose states
-/// are, with nothing between.
-fn runs(batch: &PlannedBatch) -> impl Iterator<Item = Option<Range<usize>>> {
-    let seqs = batch.forward.seqs.iter().map(|s| Some(s.rows.clone()));
-    let wanted = batch.wanted.iter().map(|(_, rows)| Some(rows.clone()));
-    let states = batch.states.iter().map(|(_, rows)| Some(rows.clone()));
-    seqs.chain([None]).chain(wanted).chain([None]).chain(states)
+/// The shape of a batch.
+struct KnownBatch {
+    /// The rows of each sequence.
+    seqs: Vec<Range<usize>>,
+    /// Runs of rows whose logits are wanted.
+    wanted: Vec<Range<usize>>,
+    /// Runs of rows whose states are wanted.
+    states: Vec<Range<usize>>,
+    /// How many of the largest logits, if not all are.
+    top_k: Option<usize>,
 }
 
 impl KnownGraph {
     fn new(graph: &Arc<TaskGraph>, batches: &[PlannedBatch]) -> KnownGraph {
-        let shape = |batch: &PlannedBatch| (runs(batch).collect(), batch.top_k);
+        let shape = |batch: &PlannedBatch| KnownBatch {
+            seqs: batch.forward.seqs.iter().map(|s| s.rows.clone()).collect(),
+            wanted: batch.wanted.iter().map(|(_, rows)| rows.clone()).collect(),
+            states: batch.states.iter().map(|(_, rows)| rows.clone()).collect(),
+            top_k: batch.top_k,
+        };
         KnownGraph { graph: graph.clone(), batches: batches.iter().map(shape).collect() }
     }
 
     /// Whether batches with the same placement have the same tasks: each sequence has the same
     /// rows, and logits of the same rows are wanted.
     fn serves(&self, batches: &[PlannedBatch]) -> bool {
-        let alike = |((known, top_k), batch): (&KnownBatch, &PlannedBatch)| {
-            known.iter().cloned().eq(runs(batch)) && *top_k == batch.top_k
+        let alike = |(known, batch): (&KnownBatch, &PlannedBatch)| {
+            let seqs = batch.forward.seqs.iter().map(|s| &s.rows);
+            let wanted = batch.wanted.iter().map(|(_, rows)| rows);
+            known.seqs.iter().eq(seqs)
+                && known.wanted.iter().eq(wanted)
+                && known.states.iter().eq(batch.states.iter().map(|(_, rows)| rows))
+                && known.top_k == batch.top_k
         };
         self.batches.len() == batches.len() && self.batches.iter().zip(batches).all(alike)
     }

@@ -7,9 +7,16 @@ use serde_json::{Map, Value};
 
 use crate::problem::Problem;
 
-/// Fields by name, each with the values that ask for nothing and the reason why others are refused;
-/// `None`: it is read, or changes nothing.
-type Fields = HashMap<&'static str, Option<(&'static str, &'static str)>>;
+/// What becomes of a field.
+#[derive(Clone, Copy)]
+enum Fate {
+    /// It is read, or changes nothing.
+    Taken,
+    /// It is refused for this reason, but for the values before it that ask for nothing.
+    Refused(&'static str, &'static str),
+}
+
+type Fields = HashMap<&'static str, Fate>;
 
 /// Fields by path, by object with a point before it, or by group.
 static KNOWN: LazyLock<HashMap<&str, Fields>> = LazyLock::new(|| {
@@ -21,13 +28,13 @@ static KNOWN: LazyLock<HashMap<&str, Fields>> = LazyLock::new(|| {
         let (verb, rest) = line.split_once(' ').unwrap_or_default();
         let mut parts = rest.split('|').map(str::trim);
         let names = parts.next().unwrap_or_default().split(' ');
-        let refused = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        let refused = Fate::Refused(parts.next().unwrap_or(""), parts.next().unwrap_or(""));
         let fields: Fields = match verb {
             "of" => {
                 names.filter_map(|name| known.get(name)).flatten().map(|(n, f)| (*n, *f)).collect()
             }
-            "read" | "idle" => names.map(|name| (name, None)).collect(),
-            "not" => names.map(|name| (name, Some(refused))).collect(),
+            "read" | "idle" => names.map(|name| (name, Fate::Taken)).collect(),
+            "not" => names.map(|name| (name, refused)).collect(),
             _ => continue,
         };
         of.iter().for_each(|name| known.entry(*name).or_default().extend(&fields));
@@ -65,11 +72,12 @@ fn look(
 ) -> Result<(), Problem> {
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
         match known.get(name.as_str()) {
-            Some(Some((but, why))) if asks(value, but) => {
+            Some(Fate::Taken) => {}
+            Some(Fate::Refused(but, why)) if asks(value, but) => {
                 let name = format!("{object}{name}");
                 return Err(Problem::field(&name, format!("{name} cannot be honoured: {why}")));
             }
-            Some(_) => {}
+            Some(Fate::Refused(..)) => {}
             None => {
                 let plain = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
                 unknown.push(object.chars().chain(name.chars()).take(LETTERS).map(plain).collect());

@@ -90,11 +90,10 @@ impl Drop for Record {
         let prompt = || format!("prompt {} (cached {})", told.prompt, told.cached);
         line.extend((told.prompt > 0).then(prompt));
         if let [first, last @ ..] = rest {
-            let rate = |last| (told.tokens - 1) as f64 * 1e3 / ms(first, last);
-            let rate =
-                last.first().map_or(String::new(), |last| format!(" ({:.1}/s)", rate(*last)));
+            let per_second = |last: &Instant| (told.tokens - 1) as f64 * 1e3 / ms(first, *last);
+            let rate = last.first().map(|last| format!(" ({:.1}/s)", per_second(last)));
             line.push(format!("first token {:.1} ms", ms(began, *first)));
-            line.push(format!("tokens {}{rate}", told.tokens));
+            line.push(format!("tokens {}{}", told.tokens, rate.unwrap_or_default()));
         }
         line.extend((!told.whole).then(|| String::from("client gone")));
         line.extend(told.why);

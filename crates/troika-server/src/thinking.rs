@@ -37,9 +37,11 @@ impl ThinkingBudget {
         let closing = host.model.tokenizer()?.encode(&ends.closing, false, true).ok()?;
         let words = host.model.spec().vocab.div_ceil(32);
         let alone = |token: u32| {
-            let bit =
-                |word: usize| if word == token as usize / 32 { 1_u32 << (token % 32) } else { 0 };
-            (0..words).map(bit).collect::<Vec<u32>>()
+            let mut bits = vec![0; words];
+            if let Some(word) = bits.get_mut(token as usize / 32) {
+                *word = 1 << (token % 32);
+            }
+            bits
         };
         let closing: Arc<[Vec<u32>]> = closing.into_iter().map(alone).collect();
         let at = (opened && left == 0 && !closing.is_empty()).then_some(0);

@@ -120,7 +120,8 @@ impl ChatRequest {
         // What must follow a thought needs room, too.
         let room =
             model.context().saturating_sub(prompt.len()).min(max_tokens.unwrap_or(usize::MAX));
-        let budget = self.thinking_budget.or(off.then_some(0));
+        // Thinking that is switched off has no budget, whatever the request says of it.
+        let budget = if off { Some(0) } else { self.thinking_budget };
         let budget = budget.or(constrain.is_some().then_some(room / 2));
         let thinking =
             budget.and_then(|budget| ThinkingBudget::new(host, &held, shown, opened, budget));
