@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use troika::weights::ExpertStats;
+use troika::device::ExpertStats;
 use troika::{Finish, Model, Output, Source};
 
 use crate::memory;
@@ -49,6 +49,9 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
         let seconds = stats.ttft + decoding.unwrap_or_default();
         line("experts", experts(&e, seconds.as_secs_f64()));
     }
+    for (device, e) in model.device_experts().unwrap_or_default() {
+        line(&format!("experts {device}"), device_experts(&e));
+    }
     if let Some(now) = memory::resident() {
         line("peak memory", format!("{:.1} MiB", now.peak as f64 / (1 << 20) as f64));
     }
@@ -75,6 +78,44 @@ pub fn experts(e: &ExpertStats, seconds: f64) -> String {
         e.bytes_read as f64 / 1e9 / seconds.max(1e-9),
         100.0 * e.stall.as_secs_f64() / seconds.max(1e-9)
     )
+}
+
+/// What became of experts that a device loads when tokens choose them.
+pub fn device_experts(e: &ExpertStats) -> String {
+    let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
+    let expected = match e.expected {
+        0 => String::new(),
+        n => format!(", {n} loaded ahead, {:.0} % of them used", share(e.expected_used, n)),
+    };
+    format!(
+        "{} of {} of experts loaded; {:.1} % of {} chosen were there, {:.1} % on the way{expected}; \
+         {} evicted; {} loaded in {:.0} ms",
+        bytes(e.held),
+        bytes(e.bytes_of_all),
+        100.0 * e.hit_rate(),
+        e.chosen,
+        share(e.coming, e.chosen),
+        e.evictions,
+        bytes(e.bytes_read),
+        ms(e.stall)
+    )
+}
+
+/// The same for machines.
+pub fn experts_json(e: &ExpertStats) -> Value {
+    json!({
+        "bytes": e.bytes_of_all, "cache_bytes": e.budget, "held_bytes": e.held,
+        "chosen": e.chosen, "hits": e.hits, "hit_rate": e.hit_rate(), "on_the_way": e.coming,
+        "read_ahead": e.expected, "read_ahead_used": e.expected_used,
+        "evictions": e.evictions, "bytes_read": e.bytes_read, "stall_ms": ms(e.stall),
+        "reads": e.reads,
+    })
+}
+
+/// Figures of several devices for machines, by their names.
+pub fn device_experts_json(all: &[(String, ExpertStats)]) -> Value {
+    let each = all.iter().map(|(device, e)| (device.clone(), experts_json(e)));
+    Value::Object(each.collect())
 }
 
 /// How many of something.
@@ -117,13 +158,8 @@ pub fn json(model: &Model, source: &Source, output: &Output, tokenizer: Option<D
             "tpot_ms": s.tpot().map(ms),
             "decode_tok_per_s": s.tpot().map(|_| s.decode_rate()),
         },
-        "experts": model.expert_stats().map(|e| json!({
-            "bytes": e.bytes_of_all, "cache_bytes": e.budget, "held_bytes": e.held,
-            "chosen": e.chosen, "hits": e.hits, "hit_rate": e.hit_rate(), "on_the_way": e.coming,
-            "read_ahead": e.expected, "read_ahead_used": e.expected_used,
-            "evictions": e.evictions, "bytes_read": e.bytes_read, "stall_ms": ms(e.stall),
-            "reads": e.reads,
-        })),
+        "experts": model.expert_stats().map(|e| experts_json(&e)),
+        "device_experts": device_experts_json(&model.device_experts().unwrap_or_default()),
         "peak_memory_bytes": memory::resident().map(|r| r.peak),
     })
 }

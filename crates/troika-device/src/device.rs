@@ -13,6 +13,7 @@ use crate::error::DeviceError;
 use crate::executable::{Executable, Weights};
 use crate::forward_batch::ForwardBatch;
 use crate::host::HostTask;
+use crate::loader::Loader;
 use crate::memory::{Buffer, OutOfMemory, View};
 use crate::timeline::{Signal, Timelines, Wait, Waiting};
 use crate::weight::WeightSource;
@@ -196,6 +197,15 @@ pub trait Device: Send + Sync {
         graph: &Subgraph,
         weights: &dyn WeightSource,
     ) -> Result<Arc<Weights>, DeviceError>;
+
+    /// The queue that loads this device's weights while it computes, as a device that runs functions
+    /// of the host only.
+    ///
+    /// # Errors
+    /// A modelled device cannot be set up.
+    fn loader(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        Ok(Arc::new(Loader::of(self.name())))
+    }
 
     /// Opens a queue. Its completions carry `number` and go to `done`, which must have room for one
     /// per list in flight, so that sending needs no memory.

@@ -64,3 +64,10 @@ pub trait ExpertsOnDisk: Debug + Send + Sync {
     /// They cannot be read, or are not what was written.
     fn take(&self, left: &[(u32, u32)], into: &mut Vec<ExpertBytes>) -> Result<(), DeviceError>;
 }
+
+/// Says which experts a row will probably choose, by what an earlier router read of it.
+pub trait ExpertForecast: Send + Sync {
+    /// After the router of a layer: calls `expect` with another layer, and the experts that it
+    /// probably chooses, the most probable first.
+    fn after(&self, layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16]));
+}

@@ -16,13 +16,16 @@ pub type HostData = Box<dyn Any + Send>;
 type HostFn =
     dyn Fn(&[ReadRows<'_>], &mut [WriteRows<'_>]) -> Result<Option<HostData>, String> + Send + Sync;
 
+/// Says how many bytes a function moves.
+type MovedFn = dyn Fn() -> u64 + Send + Sync;
+
 /// A small function, such as routing or gathering, on host memory.
 pub struct HostTask {
     name: Arc<str>,
     reads: Vec<View>,
     writes: Vec<View>,
     parts: Vec<View>,
-    moved: Option<u64>,
+    moved: Option<Box<MovedFn>>,
     function: Box<HostFn>,
     result: Mutex<Option<HostData>>,
 }
@@ -62,7 +65,12 @@ impl HostTask {
 
     /// The same, where it reads and writes `bytes` bytes instead of all bytes of its views.
     pub fn moving(self, bytes: u64) -> HostTask {
-        HostTask { moved: Some(bytes), ..self }
+        self.moving_then(move || bytes)
+    }
+
+    /// The same, where how many bytes is known when it begins.
+    pub fn moving_then(self, bytes: impl Fn() -> u64 + Send + Sync + 'static) -> HostTask {
+        HostTask { moved: Some(Box::new(bytes)), ..self }
     }
 
     /// Its name, for errors.
@@ -92,7 +100,8 @@ impl HostTask {
             (rect.rows() as u64).saturating_mul(rect.row_bytes() as u64)
         };
         let all = || self.reads.iter().chain(&self.writes).map(of);
-        self.moved.unwrap_or_else(|| all().fold(0, u64::saturating_add))
+        let all = || all().fold(0, u64::saturating_add);
+        self.moved.as_ref().map_or_else(all, |moved| moved())
     }
 
     /// Claims the views that it reads and writes, and runs the function on the calling thread. For

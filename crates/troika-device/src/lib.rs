@@ -8,11 +8,14 @@ mod clock;
 mod device;
 mod error;
 mod executable;
+mod expert_stats;
 mod experts;
 mod forward_batch;
 mod host;
 mod list;
+mod loader;
 mod memory;
+mod residents;
 mod text;
 mod thread_queue;
 mod timeline;
@@ -28,13 +31,18 @@ pub use device::{
 };
 pub use error::DeviceError;
 pub use executable::{Executable, ExecutableId, Weights};
-pub use experts::{EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertSource, ExpertsOnDisk};
+pub use expert_stats::ExpertStats;
+pub use experts::{
+    EXPERT_PARTS, ExpertBytes, ExpertForecast, ExpertPart, ExpertSource, ExpertsOnDisk,
+};
 pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
+pub use loader::Loader;
 pub use memory::{
     Access, AccessError, Buffer, BufferWatch, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows,
     Rect, SpaceId, View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
+pub use residents::{EXPECTED_SHARE, Eviction, LayerChoices, PROMPT_TOKENS, Residents};
 pub use text::{read_all, read_text};
 pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};

@@ -9,13 +9,15 @@ use troika_device::{
 };
 use troika_plan::Plan;
 use troika_program::{
-    BufferName, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy, NamedHost, NamedRun,
+    BufferName, CachedGroup, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy, NamedHost, NamedRun,
     NamedTask, NamedView, NamedWork, PackedSize, Program, Slots,
 };
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
-use crate::experts::{Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats, host_task};
+use crate::experts::{
+    CachedIn, DeviceExperts, Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats, host_task,
+};
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::Task;
@@ -25,8 +27,10 @@ pub(crate) struct PlacedModel {
     pub program: Program,
     /// The plan's devices, in its order.
     pub devices: Vec<Arc<dyn Device>>,
-    /// Code with weights, by the index of the program's graph.
-    pub loaded: Vec<Arc<Weights>>,
+    /// Code with weights, by the index of the program's graph; `None`: they come and go.
+    pub loaded: Vec<Option<Arc<Weights>>>,
+    /// Experts that come and go, in the order of the program's caches.
+    pub caches: Vec<Arc<DeviceExperts>>,
     pub plan: Plan,
     /// For each state, the memory of its instances.
     pub states: Vec<Vec<Buffer>>,
@@ -53,7 +57,7 @@ pub(crate) struct Binder<'a> {
     /// Rows on their way through divided experts.
     pub packed: &'a mut PackedBuffers,
     /// What becomes known by tasks, by their number.
-    pub dispatchers: HashMap<u32, Dispatcher>,
+    pub dispatchers: HashMap<u32, Arc<Dispatcher>>,
 }
 
 impl Binder<'_> {
@@ -64,9 +68,13 @@ impl Binder<'_> {
         named: &NamedTask,
         forward: &Arc<ForwardBatch>,
     ) -> Result<Task, EngineError> {
+        let lacks = || DeviceError::Submission {
+            task: named.name.to_string(),
+            why: "its weights are not loaded".into(),
+        };
         let work = match &named.work {
             NamedWork::Run(run) => Work::Run(Run {
-                weights: self.model.loaded[run.graph].clone(),
+                weights: self.model.loaded[run.graph].clone().ok_or_else(lacks)?,
                 bindings: Arc::new(self.bindings(run)?),
                 rows: named.rows.len(),
                 forward: forward.slice(&named.rows),
@@ -102,10 +110,11 @@ impl Binder<'_> {
             top_k: experts.shape.top_k,
             stats: self.model.group_stats.clone(),
             clock: self.model.clock.clone(),
+            forecast: experts.caches().find_map(|cache| self.model.caches[cache].forecast()),
         };
         if host.step == ExpertStep::Dispatch {
             let dispatcher = self.dispatcher(named.chunk, host, of.clone())?;
-            self.dispatchers.insert(number, dispatcher);
+            self.dispatchers.insert(number, Arc::new(dispatcher));
         }
         let moves = experts.bytes(host.step, of.rows, self.model.program.packed.cols);
         let task = host_task(&named.name, host.step, reads, writes, parts, of)?;
@@ -138,7 +147,13 @@ impl Binder<'_> {
         let (tracer, lane) =
             (self.model.tracer.clone(), self.model.devices[experts.rest.device].name());
         let lane = lane.into();
-        Ok(Dispatcher { of, chunk, groups, rest, buffers, size, tracer, lane })
+        let cached = experts.cached.iter().map(|group| {
+            group.map(|CachedGroup { cache, group }| {
+                CachedIn { cache: self.model.caches[cache].clone(), group }
+            })
+        });
+        let (cached, split) = (cached.collect(), Arc::new(experts.split.clone()));
+        Ok(Dispatcher { of, chunk, groups, cached, split, rest, buffers, size, tracer, lane })
     }
 
     fn bindings(&mut self, run: &NamedRun) -> Result<Bindings, EngineError> {

@@ -1,6 +1,7 @@
 //! Compiles the graphs of a program and loads their weights, on all devices in parallel. A device
 //! gets all its graphs in one call. Graphs of one shape share their code.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,7 @@ use troika_plan::Refusal;
 use troika_program::{GraphList, ListedGraph};
 
 use crate::error::EngineError;
+use crate::experts::try_each;
 
 /// Called from any thread with (finished steps, all steps), the first time before any step. A step
 /// makes the code for all graphs of one shape, or loads the weights of one graph.
@@ -40,6 +42,8 @@ impl fmt::Debug for CompileControl {
 pub(crate) struct CompileWith<'a> {
     pub weights: &'a dyn WeightSource,
     pub control: &'a CompileControl,
+    /// Graphs whose weights come and go.
+    pub cached: &'a HashSet<usize>,
     pub clock: &'a dyn Clock,
 }
 
@@ -54,7 +58,7 @@ pub(crate) fn compile(
     list: &GraphList,
     devices: &[Arc<dyn Device>],
     with: &CompileWith<'_>,
-) -> Result<Vec<Arc<Weights>>, EngineError> {
+) -> Result<Vec<CompiledGraph>, EngineError> {
     let compiling = Compiling {
         list,
         devices,
@@ -93,12 +97,21 @@ pub(crate) fn compile(
     }
     let mut all: Vec<_> = made.into_iter().flatten().flatten().collect();
     all.sort_unstable_by_key(|(at, _)| *at);
-    Ok(all.into_iter().map(|(_, weights)| weights).collect())
+    Ok(all.into_iter().map(|(_, made)| made).collect())
+}
+
+/// What was made of a graph.
+#[derive(Clone)]
+pub(crate) struct CompiledGraph {
+    /// Its code; `None` if the device takes the graph, and makes the code when it loads it.
+    pub code: Option<Arc<Executable>>,
+    /// Its weights; `None` if they come and go.
+    pub weights: Option<Arc<Weights>>,
 }
 
 /// The graphs that a thread loaded, or the number of the step that failed: for code the number of
 /// the graph, for weights that number plus the number of graphs.
-type Compiled = Result<Vec<(usize, Arc<Weights>)>, (usize, EngineError)>;
+type Compiled = Result<Vec<(usize, CompiledGraph)>, (usize, EngineError)>;
 
 /// The devices that a thread compiles for, and their graphs.
 #[derive(Clone, Default)]
@@ -168,7 +181,13 @@ impl Compiling<'_> {
                 break;
             }
             let code = codes[self.list.graphs()[at].code].as_ref();
-            made.push((at, self.load(at, code).map_err(|e| self.failure(step, e))?));
+            if self.with.cached.contains(&at) {
+                self.report(1);
+                made.push((at, CompiledGraph { code: code.cloned(), weights: None }));
+                continue;
+            }
+            let weights = self.load(at, code).map_err(|e| self.failure(step, e))?;
+            made.push((at, CompiledGraph { code: code.cloned(), weights: Some(weights) }));
         }
         Ok(made)
     }
@@ -179,7 +198,8 @@ impl Compiling<'_> {
         device: usize,
         codes: &mut [Option<Arc<Executable>>],
     ) -> Result<(), (usize, EngineError)> {
-        let firsts: Vec<usize> = self.list.firsts(device).collect();
+        let held = |at: &usize| !self.is_tried(*at);
+        let firsts: Vec<usize> = self.list.firsts(device).filter(held).collect();
         let graphs: Vec<&Subgraph> =
             firsts.iter().map(|at| &self.list.graphs()[*at].graph).collect();
         let told: Mutex<Told> = Mutex::default();
@@ -209,6 +229,29 @@ impl Compiling<'_> {
             let code = code.map_err(|e| self.failure(*at, self.refused(*at, e)))?;
             codes[self.list.graphs()[*at].code] = Some(code);
         }
+        self.list.firsts(device).filter(|at| self.is_tried(*at)).try_for_each(|at| self.tried(at))
+    }
+
+    /// Whether the code of a graph is made when it is loaded: its weights are in it, and come and go.
+    /// Memory of devices in modelled time holds all code.
+    fn is_tried(&self, at: usize) -> bool {
+        let ListedGraph { device, graph, .. } = &self.list.graphs()[at];
+        let device = &self.devices[*device];
+        self.with.cached.contains(&at)
+            && device.clock().is_none()
+            && !device.caps().shares_code(graph)
+    }
+
+    /// Sees that a device takes a graph, and keeps nothing of it.
+    fn tried(&self, at: usize) -> Result<(), (usize, EngineError)> {
+        if let Some(e) = self.stopped(at) {
+            return Err(self.failure(at, e));
+        }
+        let ListedGraph { device, graph, .. } = &self.list.graphs()[at];
+        let on = |_| self.stopped(at).is_none();
+        let tried = try_each(&*self.devices[*device], graph, self.with.weights, &on);
+        tried.map_err(|e| self.failure(at, self.refused(at, e)))?;
+        self.report(1);
         Ok(())
     }
 

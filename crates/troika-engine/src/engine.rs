@@ -3,7 +3,9 @@
 use std::mem::swap;
 use std::sync::Arc;
 
-use troika_device::{Buffer, Clock, Device, SpaceId, Waiting, WeightSource, Weights};
+use troika_device::{
+    Buffer, Clock, Device, ExpertForecast, ExpertStats, SpaceId, Waiting, WeightSource, Weights,
+};
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
@@ -13,9 +15,9 @@ use troika_program::{ELEMENT, ListedGraph, Program, Slots};
 use troika_trace::Tracer;
 
 use crate::bind::PlacedModel;
-use crate::compile::{CompileControl, CompileWith, compile};
+use crate::compile::{CompileControl, CompileWith, CompiledGraph, compile};
 use crate::error::EngineError;
-use crate::experts::{GroupStats, SharedStats};
+use crate::experts::{CachedGraph, DeviceExperts, GroupStats, LastingWeights, SharedStats};
 use crate::input::Admission;
 use crate::loss::{Elsewhere, Losses};
 use crate::mailbox::{EngineHandle, Limits};
@@ -97,17 +99,20 @@ impl Engine {
         check_memory(&lowered, &plan, &kv)?;
         let known: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let program = Program::new(Arc::new(lowered), &plan, &known)?;
-        let with = CompileWith { weights, control, clock: &*clock };
-        let loaded = compile(&program.graphs, &devices, &with)?;
+        let cached = program.caches.iter().flat_map(|cache| cache.graphs.iter().copied()).collect();
+        let with = CompileWith { weights, control, cached: &cached, clock: &*clock };
+        let compiled = compile(&program.graphs, &devices, &with)?;
+        let (lanes, caches) = expert_caches(&program, &devices, &compiled, &clock)?;
+        let loaded: Vec<Option<Arc<Weights>>> = compiled.into_iter().map(|c| c.weights).collect();
         let states = state_buffers(&kv, &program, &devices)?;
         let memory = EngineMemory {
             kv_cache: states.iter().flatten().map(|b| b.len() as u64).sum(),
-            scratch: loaded.iter().map(|w| w.executable().scratch_bytes()).max().unwrap_or(0),
+            scratch: loaded.iter().flatten().map(|w| w.executable().scratch_bytes()).max().unwrap_or(0),
             ..EngineMemory::default()
         };
         let slots = Arc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let policy = (plan.prefill.policy, plan.critical_device());
-        let mut runner = Runner::new(&devices, policy, &clock, tracer.clone())?;
+        let mut runner = Runner::new(&lanes, policy, &clock, tracer.clone())?;
         runner.set_waiting(match plan.sync {
             SyncMode::Predicted => Waiting::Poll,
             SyncMode::Blocking => Waiting::Block,
@@ -135,6 +140,7 @@ impl Engine {
                 program,
                 devices,
                 loaded,
+                caches,
                 plan,
                 states,
                 slots,
@@ -149,8 +155,8 @@ impl Engine {
     /// go by it until they have run.
     pub fn expect(&mut self, times: TaskTimes<usize>) {
         let graphs = self.model.program.graphs.graphs().iter().zip(&self.model.loaded);
-        let of = |(listed, loaded): (&ListedGraph, &Arc<Weights>)| {
-            Some((loaded.executable().id(), times.get(&listed.code)?.clone()))
+        let of = |(listed, loaded): (&ListedGraph, &Option<Arc<Weights>>)| {
+            Some((loaded.as_ref()?.executable().id(), times.get(&listed.code)?.clone()))
         };
         self.runner.jobs.learnt = graphs.filter_map(of).collect();
     }
@@ -191,6 +197,27 @@ impl Engine {
     /// What was routed to divided experts so far.
     pub fn group_stats(&self) -> GroupStats {
         self.model.group_stats.with(|stats| stats.clone())
+    }
+
+    /// Says where the weights of experts come from that a device loads when tokens choose them, and
+    /// what names such experts before.
+    pub fn load_experts(
+        &self,
+        source: &LastingWeights,
+        forecast: Option<&Arc<dyn ExpertForecast>>,
+    ) {
+        for cache in &self.model.caches {
+            cache.load_from(source);
+            forecast.into_iter().for_each(|forecast| cache.set_forecast(forecast));
+        }
+    }
+
+    /// What became of experts that come and go on devices, by their names.
+    pub fn expert_stats(&self) -> Vec<(String, ExpertStats)> {
+        let of = |cache: &Arc<DeviceExperts>| {
+            (self.model.devices[cache.of.device].name().to_string(), cache.stats())
+        };
+        self.model.caches.iter().map(of).collect()
     }
 
     /// Tokens of prompts that were computed so far.
@@ -297,6 +324,29 @@ impl Drop for Engine {
         drop(inbox);
         while self.runner.wait().is_some() {}
     }
+}
+
+/// The devices with the queues that load experts behind them, and the caches of these.
+fn expert_caches(
+    program: &Program,
+    devices: &[Arc<dyn Device>],
+    compiled: &[CompiledGraph],
+    clock: &Arc<dyn Clock>,
+) -> Result<(Vec<Arc<dyn Device>>, Vec<Arc<DeviceExperts>>), EngineError> {
+    let (mut lanes, mut caches) = (devices.to_vec(), Vec::new());
+    for cache in &program.caches {
+        let device = &devices[cache.device];
+        let graph = |(at, bytes): (&usize, &u64)| CachedGraph {
+            graph: program.graphs.graphs()[*at].graph.clone(),
+            bytes: *bytes,
+            code: compiled[*at].code.clone(),
+        };
+        let graphs = cache.graphs.iter().zip(&cache.bytes).map(graph).collect();
+        let at = (device.clone(), lanes.len());
+        lanes.push(device.loader()?);
+        caches.push(Arc::new(DeviceExperts::new(cache, at, graphs, clock.clone())?));
+    }
+    Ok((lanes, caches))
 }
 
 /// The plan's devices in its order, if it fits the model and them.

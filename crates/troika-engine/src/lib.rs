@@ -29,7 +29,7 @@ pub use compile::{CompileControl, OnCompiled};
 pub use engine::{Engine, EngineMemory, EngineParts};
 pub use error::EngineError;
 pub use examine::examine;
-pub use experts::GroupStats;
+pub use experts::{GroupStats, LastingWeights};
 pub use input::{
     Admission, Event, LogitsSink, Next, OnEvent, PromptProgress, SequenceInput, WantedLogits,
 };

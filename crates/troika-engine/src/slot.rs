@@ -228,7 +228,7 @@ impl BatchSlot {
         &mut self,
         model: &PlacedModel,
         named: &[NamedTask],
-    ) -> Result<(Vec<Task>, HashMap<u32, Dispatcher>), EngineError> {
+    ) -> Result<(Vec<Task>, HashMap<u32, Arc<Dispatcher>>), EngineError> {
         let mut binder = Binder {
             model,
             pools: &mut self.pools,

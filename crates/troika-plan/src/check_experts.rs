@@ -5,20 +5,62 @@ use troika_model::spec::ModelSpec;
 
 use crate::check::{MAX_LENGTH, check_parts, place};
 use crate::error::PlanError;
-use crate::experts::{Dispatch, ExpertSplit, Overflow};
+use crate::experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 use crate::plan::{Phase, Plan, Rule};
 
 impl Plan {
     /// Checks the rules that share experts out.
     pub(crate) fn check_experts(&self, spec: &ModelSpec) -> Result<(), PlanError> {
+        for cache in &self.expert_caches {
+            if !self.devices.contains(&cache.device) {
+                return Err(PlanError::ExpertCache(cache.device.clone()));
+            }
+        }
         for ((phase, up_to), rules) in self.all_lists() {
             for (i, rule) in rules.iter().enumerate() {
                 let Some(split) = rule.experts() else { continue };
-                let checked = check_rule(rule, phase, spec).and_then(|()| check(split, up_to));
+                let checked = self.check_rule(rule, phase, spec).and_then(|()| check(split, up_to));
                 if let Err(why) = checked {
                     let phase = place(phase, up_to, self);
                     return Err(PlanError::Rule { phase, number: i + 1, why });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a rule is about experts only, and about such that the model has.
+    fn check_rule(&self, rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String> {
+        if rule.segments.as_deref() != Some(&[SegmentKind::Experts]) {
+            return Err(
+                "shares experts out, but is about other segments, too; name \"experts\" alone".into()
+            );
+        }
+        let cached = |g: &ExpertGroupPlan| self.expert_caches.iter().any(|c| c.device == g.device);
+        if phase == Phase::Decode && !rule.experts().is_some_and(|s| s.groups.iter().all(cached)) {
+            return Err("shares experts out for a single token, on a device without a cache of experts; \
+                        place them on one device, or name it in expert_caches"
+                .into());
+        }
+        let groups = rule.experts().map_or(&[][..], |split| &split.groups);
+        let expected = rule.experts().map_or(0, |split| split.expected.len());
+        let last = groups.iter().flat_map(|g| &g.experts).max();
+        for (layer, l) in spec.layers.iter().enumerate() {
+            let Some(moe) = l.moe() else { continue };
+            let applies = rule.matches(SegmentKind::Experts, Some(layer));
+            if applies && expected > 0 && expected != moe.experts {
+                return Err(format!(
+                    "says how often {expected} experts are expected to be chosen, and layer {layer} has \
+                     {}",
+                    moe.experts
+                ));
+            }
+            let inside = last.is_none_or(|last| *last < moe.experts);
+            if let Some(last) = last.filter(|_| applies && !inside) {
+                return Err(format!(
+                    "names expert {last}, and layer {layer} has experts 0 to {}",
+                    moe.experts.saturating_sub(1)
+                ));
             }
         }
         Ok(())
@@ -46,40 +88,6 @@ impl Plan {
         }
         Ok(())
     }
-}
-
-/// Checks that a rule is about experts only, and about such that the model has.
-fn check_rule(rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String> {
-    if rule.segments.as_deref() != Some(&[SegmentKind::Experts]) {
-        return Err(
-            "shares experts out, but is about other segments, too; name \"experts\" alone".into()
-        );
-    }
-    if phase == Phase::Decode {
-        return Err("shares experts out for a single token; place them on one device".into());
-    }
-    let groups = rule.experts().map_or(&[][..], |split| &split.groups);
-    let expected = rule.experts().map_or(0, |split| split.expected.len());
-    let last = groups.iter().flat_map(|g| &g.experts).max();
-    for (layer, l) in spec.layers.iter().enumerate() {
-        let Some(moe) = l.moe() else { continue };
-        let applies = rule.matches(SegmentKind::Experts, Some(layer));
-        if applies && expected > 0 && expected != moe.experts {
-            return Err(format!(
-                "says how often {expected} experts are expected to be chosen, and layer {layer} has \
-                 {}",
-                moe.experts
-            ));
-        }
-        let inside = last.is_none_or(|last| *last < moe.experts);
-        if let Some(last) = last.filter(|_| applies && !inside) {
-            return Err(format!(
-                "names expert {last}, and layer {layer} has experts 0 to {}",
-                moe.experts.saturating_sub(1)
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Checks groups for chunks of up to `rows` rows.

@@ -123,6 +123,9 @@ pub enum PlanError {
         /// Why.
         why: String,
     },
+    /// A cache of experts on a device that computes nothing.
+    #[error("expert_caches names device {0}, on which no rule places anything; leave it out")]
+    ExpertCache(String),
     /// A value outside its range.
     #[error("{what} is {got}; it must be between {low} and {high}")]
     Range {

@@ -9,9 +9,9 @@ use crate::expert_groups::{
     ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers, WorthALaunch,
     group, group_size, resident, rounded,
 };
-use crate::experts::{ExpertGroupPlan, ExpertSplit, Overflow};
+use crate::experts::{ExpertCachePlan, ExpertGroupPlan, ExpertSplit, Overflow};
 use crate::layers::rule;
-use crate::plan::{Layers, LengthRules, PlannedRules, Rule, Split};
+use crate::plan::{Layers, LengthRules, Plan, PlannedRules, Rule, Split};
 use crate::routing::ExpertUse;
 
 /// What rules for experts follow from.
@@ -26,6 +26,23 @@ pub(crate) struct ExpertRules<'a> {
     pub gathered: usize,
     /// Whether the groups' device has weights as halves.
     pub halves: bool,
+}
+
+/// The cache of the groups' device, if it does not hold all of them.
+pub(crate) fn expert_cache(
+    plan: &Plan,
+    devices: &[PlanDevice],
+    settings: &ExpertSettings,
+) -> Vec<ExpertCachePlan> {
+    let Some(group) = plan.prefill.rules.iter().find_map(Rule::experts).and_then(|s| s.groups.first())
+    else {
+        return Vec::new();
+    };
+    let device = devices.iter().find(|d| d.name == group.device);
+    let holds = device.and_then(|d| d.caps.max_resident_bytes);
+    let bytes = [settings.bytes, holds].into_iter().flatten().min().unwrap_or(u64::MAX);
+    let ExpertSettings { least_rows, kept_by, .. } = *settings;
+    vec![ExpertCachePlan { device: group.device.clone(), bytes, least_rows, kept_by }]
 }
 
 /// The device that shares experts out, the first that runs functions of the host, and the one that
@@ -59,8 +76,9 @@ impl ExpertRules<'_> {
             whole.push(rule(Some(vec![SegmentKind::Experts]), None, host));
         }
         // A graph takes as long for few rows as for all. Rows that gather over chunks are not few.
-        let is_bursty =
-            self.policy == ExpertPolicy::All && !self.settings.gathers() && !groups.is_empty();
+        let is_bursty = matches!(self.policy, ExpertPolicy::All | ExpertPolicy::Cache)
+            && !self.settings.gathers()
+            && !groups.is_empty();
         let lengths = LengthRules { up_to: self.rows / 2, rules: whole };
         let lengths = Some(lengths).filter(|l| is_bursty && l.up_to > 0);
         // A single row chooses few experts, which are not worth a launch.
@@ -113,6 +131,7 @@ impl ExpertRules<'_> {
         let limits = self.limits(device);
         let asked = match self.policy {
             ExpertPolicy::Base | ExpertPolicy::Tiers => Some(1),
+            ExpertPolicy::Cache => Some(self.settings.group.unwrap_or(1)),
             // Of several experts one would be full first, and the others half empty.
             ExpertPolicy::Groups | ExpertPolicy::All => {
                 self.settings.group.or(self.settings.gathers().then_some(1))
@@ -125,6 +144,9 @@ impl ExpertRules<'_> {
             let used = self.used(layer, moe);
             let load = LayerLoad { used: &used, top_k: moe.top_k, rows: self.gathered };
             groups.extend(group(&load, &self.capacities(load), size, self.least()));
+        }
+        if self.policy == ExpertPolicy::Cache {
+            return Ok(groups);
         }
         let on = resident(&groups, bytes, &limits);
         Ok(groups.into_iter().zip(on).filter_map(|(shape, on)| on.then_some(shape)).collect())

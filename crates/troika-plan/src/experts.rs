@@ -56,6 +56,37 @@ impl ExpertGroupPlan {
     }
 }
 
+/// Groups of experts on a device, of which some are loaded at a time: a group that is chosen takes
+/// the place of another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertCachePlan {
+    /// The device.
+    pub device: String,
+    /// The most bytes of the weights that are loaded at once.
+    pub bytes: u64,
+    /// A group that is not there is loaded for this many rows or more; the rule's device computes
+    /// fewer. Absent: it is always loaded.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub least_rows: usize,
+    /// Which groups stay.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub kept_by: KeptBy,
+}
+
+troika_model::named! {
+    /// Which groups of a cache stay.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum KeptBy {
+        /// Those that tokens choose most often; a use counts half after some time.
+        #[default]
+        Frequency = "frequency",
+        /// Those that were chosen last.
+        Lru = "lru",
+    }
+}
+
 troika_model::named! {
     /// What becomes of rows beyond an expert's capacity, where a group runs once for each chunk.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

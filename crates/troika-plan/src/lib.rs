@@ -42,7 +42,7 @@ pub use expert_groups::{
     ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers, WorthALaunch,
     expert_chunk, group, group_size, resident,
 };
-pub use experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
+pub use experts::{Dispatch, ExpertCachePlan, ExpertGroupPlan, ExpertSplit, KeptBy, Overflow};
 pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
 pub use layers::LayerRun;

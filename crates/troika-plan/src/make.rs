@@ -8,8 +8,8 @@ use crate::check::{MAX_CONTEXT, MAX_IN_FLIGHT};
 use crate::device::PlanDevice;
 use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
-use crate::expert_groups::ExpertSettings;
-use crate::expert_rules::ExpertRules;
+use crate::expert_groups::{ExpertPolicy, ExpertSettings};
+use crate::expert_rules::{ExpertRules, expert_cache};
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Decode, Phase, Plan, PlannedRules, Policy, Prefill, Rule, SyncMode};
 use crate::rows::head_apart;
@@ -149,7 +149,10 @@ pub fn make(
             decode: placed(Phase::Decode),
         },
     };
-    let plan = assemble(spec, devices, request, request.strategy.to_string(), rules);
+    let mut plan = assemble(spec, devices, request, request.strategy.to_string(), rules);
+    if let Strategy::Experts(ExpertPolicy::Cache) = request.strategy {
+        plan.expert_caches = expert_cache(&plan, devices, &request.experts);
+    }
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)
@@ -257,6 +260,7 @@ pub fn assemble(
         calibration,
         sync: request.sync,
         npu_rewrites: Vec::new(),
+        expert_caches: Vec::new(),
         prefill: Prefill {
             chunk,
             chunks_in_flight,

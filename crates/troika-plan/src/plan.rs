@@ -8,7 +8,7 @@ use troika_model::lower::{LowerOptions, SegmentKind};
 use troika_model::spec::WeightRole;
 
 use crate::error::PlanError;
-use crate::experts::ExpertSplit;
+use crate::experts::{ExpertCachePlan, ExpertSplit};
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::json::{fault, is_default};
 use crate::predicted::Predicted;
@@ -44,6 +44,9 @@ pub struct Plan {
     /// Names of the rewrites of NPUs' graphs (docs/npu.md); absent: the device's default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub npu_rewrites: Vec<String>,
+    /// Devices on which groups of experts come and go; on others all groups stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_caches: Vec<ExpertCachePlan>,
     /// How prompts are computed.
     pub prefill: Prefill,
     /// How decoding is placed.

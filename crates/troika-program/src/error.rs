@@ -50,6 +50,19 @@ pub enum ProgramError {
         /// The most bytes of a graph.
         most: u64,
     },
+    /// A cache of experts that has no room for one group.
+    #[error(
+        "a group of experts has {needs} bytes of weights on device {device}, and its cache of \
+         experts holds {holds}; raise --expert-cache-mib {device}=MIB"
+    )]
+    ExpertCache {
+        /// The device.
+        device: String,
+        /// Bytes of the largest group.
+        needs: u64,
+        /// The most bytes of the cache.
+        holds: u64,
+    },
     /// Values before and after attention of another type than f32.
     #[error(
         "rows of {0} cannot be left out by what attention added to them, which is handed on in 16 \

@@ -30,8 +30,8 @@ pub use buffer_view::BufferView;
 pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
-    DividedExperts, ExpertBuffer, ExpertCounts, ExpertMemory, ExpertRows, ExpertStep, GroupGraph,
-    LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, PackedStep, RoutedShape,
+    CachedGroup, DividedExperts, ExpertBuffer, ExpertCache, ExpertCounts, ExpertMemory, ExpertRows,
+    ExpertSlots, ExpertStep, GroupAt, GroupGraph, LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, PackedStep, RoutedShape,
     expected_pairs, graph_bytes,
 };
 pub use graphs::{GraphList, ListedGraph};

@@ -39,12 +39,17 @@ impl ChunkTasks<'_> {
                 parts.push(part);
             }
         }
+        let caches = self.program.experts[of.number].caches().map(|cache| {
+            let mark = ExpertBuffer::Cache(cache);
+            self.packed(None, SpaceId::HOST, mark)
+        });
+        let caches = caches.collect();
         let host = |step, reads, writes, parts| {
             let (experts, place) = (of.number, self.place(of.index));
             NamedHost { step, experts, set, place, reads, writes, parts }
         };
         let route = host(ExpertStep::Route, reads, vec![order, routed.clone()], vec![input, ids]);
-        let dispatch = host(ExpertStep::Dispatch, vec![routed, ones], Vec::new(), parts);
+        let dispatch = host(ExpertStep::Dispatch, vec![routed, ones], caches, parts);
         for task in [route, dispatch] {
             self.push_host(of, device, rows, task);
         }
@@ -114,7 +119,7 @@ impl ChunkTasks<'_> {
     fn packed(&self, set: Option<usize>, space: SpaceId, buffer: ExpertBuffer) -> NamedView {
         let size = &self.program.packed;
         let rows = match buffer {
-            ExpertBuffer::Order | ExpertBuffer::Routed => 1,
+            ExpertBuffer::Order | ExpertBuffer::Routed | ExpertBuffer::Cache(_) => 1,
             _ if set.is_some() => size.of_chunk,
             _ => size.of_all,
         };

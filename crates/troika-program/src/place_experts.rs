@@ -15,7 +15,7 @@ use troika_plan::{
 
 use crate::error::ProgramError;
 use crate::experts::{
-    DividedExperts, ExpertBuffer, ExpertRows, GroupGraph, PackedCols, PackedSize, RoutedShape,
+    CachedGroup, DividedExperts, ExpertBuffer, ExpertCache, ExpertRows, GroupGraph, PackedCols, PackedSize, RoutedShape,
     graph_bytes,
 };
 use crate::pieces::{self, PlacedGraph};
@@ -244,6 +244,7 @@ impl Program {
         self.experts.push(DividedExperts {
             layer: self.lowered.segments[segment].layer.unwrap_or(0),
             split: experts.split.clone(),
+            cached: vec![None; groups.len()],
             groups,
             inner,
             rest: GroupGraph {
@@ -258,6 +259,33 @@ impl Program {
             shape,
         });
         Some(self.experts.len() - 1)
+    }
+
+    /// Finds the groups that come and go.
+    ///
+    /// # Errors
+    /// A cache without room for one group.
+    pub(crate) fn find_caches(&mut self, plan: &Plan) -> Result<(), ProgramError> {
+        for cache in &plan.expert_caches {
+            let device = self.devices.iter().position(|d| d.name == cache.device);
+            let device = device.ok_or_else(|| ProgramError::Unplaced(cache.device.clone()))?;
+            let caps = &self.devices[device].caps;
+            let made = ExpertCache::new((cache, device), caps, &self.experts, &self.graphs)?;
+            // All of them fit: nothing comes or goes.
+            if made.slots >= made.graphs.len() {
+                continue;
+            }
+            for experts in &mut self.experts {
+                for (graphs, cached) in experts.groups.iter().zip(&mut experts.cached) {
+                    let group = graphs.first().and_then(|of| made.group(of.graph));
+                    if let Some(group) = group.filter(|_| graphs.len() == 1) {
+                        *cached = Some(CachedGroup { cache: self.caches.len(), group });
+                    }
+                }
+            }
+            self.caches.push(made);
+        }
+        Ok(())
     }
 
     /// Sets the size of packed buffers, which all layers share.

@@ -219,6 +219,15 @@ impl PlacedSegment {
         Ok(all)
     }
 
+    /// The graphs of groups of experts that one device computes alone.
+    pub fn groups(&self) -> impl Iterator<Item = &PlacedPiece> {
+        self.experts.iter().flat_map(|experts| {
+            let alone = |number: usize| experts.split.groups[number].parts.is_empty();
+            let of_groups = experts.pieces.iter().zip(&experts.packed);
+            of_groups.filter(move |(_, of)| alone(of.group)).map(|(piece, _)| piece)
+        })
+    }
+
     /// All pieces.
     pub fn pieces(&self) -> impl Iterator<Item = &PlacedPiece> {
         let experts = self.experts.iter().flat_map(|experts| &experts.pieces);

@@ -10,7 +10,7 @@ use troika_model::lower::Lowered;
 use troika_plan::{Overflow, Phase, Plan, PlanDevice, Rule, own_space};
 
 use crate::error::ProgramError;
-use crate::experts::{DividedExperts, GroupGraph, PackedSize};
+use crate::experts::{DividedExperts, ExpertCache, GroupGraph, PackedSize};
 use crate::graphs::GraphList;
 use crate::place::{Placer, state_instance};
 use crate::placed::{PlacedPiece, PlacedSegment, PlacedStage, SegmentValue};
@@ -78,6 +78,8 @@ pub struct Program {
     pub state_instances: Vec<Vec<Instance>>,
     /// Experts that are shared out at run time.
     pub experts: Vec<DividedExperts>,
+    /// Devices on which groups of them come and go.
+    pub caches: Vec<ExpertCache>,
     /// The size of the buffers with the rows that go through them.
     pub packed: PackedSize,
     /// Rows that buffers have beyond a chunk: the most rows that a static shape adds to a run.
@@ -121,6 +123,7 @@ impl Program {
             state_instances: vec![Vec::new(); lowered.states.len()],
             state_homes: vec![Default::default(); lowered.states.len()],
             experts: Vec::new(),
+            caches: Vec::new(),
             packed: PackedSize::default(),
             padding: 0,
             prefill: plan
@@ -137,6 +140,7 @@ impl Program {
         }
         program.padding = program.added_rows();
         program.size_experts(plan);
+        program.find_caches(plan)?;
         program.find_apart();
         program.check_used(plan)?;
         for phase in [Phase::Prefill, Phase::Decode] {

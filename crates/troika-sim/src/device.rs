@@ -8,7 +8,7 @@ use std::time::Duration;
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::{
     Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceId,
-    DeviceKind, Executable, OutOfMemory, Queue, SpaceId, WeightSource, Weights,
+    DeviceKind, Executable, Loader, OutOfMemory, Queue, SpaceId, WeightSource, Weights,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
@@ -20,7 +20,7 @@ use crate::limits::Limits;
 use crate::loaded::{Code, Compiled, Loaded};
 use crate::queue::{VirtualQueue, in_real_time};
 use crate::resident::Resident;
-use crate::soc::{Processor, ProcessorKind, Soc};
+use crate::soc::{HandOver, LoadRates, Processor, ProcessorKind, ProductTraits, Soc};
 use crate::worker::Worker;
 
 /// A processor described by a file.
@@ -79,6 +79,18 @@ impl VirtualDevice {
             id: DeviceId::unique(),
             resident: Resident::default(),
         })
+    }
+
+    /// What loads this device's weights: as a CPU that only moves bytes.
+    fn loading(&self) -> Result<VirtualDevice, DeviceError> {
+        let name = Loader::name_of(&self.limits.device);
+        let soc = self.board.soc();
+        let processor = loading(&self.limits.processor);
+        let mut loader = VirtualDevice::on(&self.board, &name, &processor)?;
+        // The CPU prepares what is loaded, as it compiles.
+        let cpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Cpu);
+        loader.place = cpu.unwrap_or(self.place);
+        Ok(loader)
     }
 
     /// Checks that no op of a graph is refused.
@@ -222,6 +234,25 @@ pub(crate) fn compile_ns(processor: &Processor, graph: &Subgraph) -> u64 {
     processor.compile_ns.saturating_add((elements as f64 * each).ceil() as u64)
 }
 
+/// A processor that loads the weights of another one.
+pub(crate) fn loading(of: &Processor) -> Processor {
+    /// The most lists that wait to be loaded.
+    const DEPTH: usize = 1024;
+    let LoadRates { ns, gb_s } = of.load;
+    Processor {
+        kind: ProcessorKind::Cpu,
+        bandwidth_gb_s: gb_s.unwrap_or(of.bandwidth_gb_s),
+        launch_ns: ns,
+        hand_over: HandOver::default(),
+        own_memory: false,
+        queue_waits: false,
+        queue_depth: DEPTH,
+        measured: Vec::new(),
+        products: ProductTraits::default(),
+        ..of.clone()
+    }
+}
+
 /// The graph as the kernels compile it.
 fn computed(graph: &Subgraph, bucket: Option<usize>) -> Cow<'_, Subgraph> {
     bucket.map_or(Cow::Borrowed(graph), |_| Cow::Owned(with_symbols(graph)))
@@ -300,6 +331,10 @@ impl Device for VirtualDevice {
         let (device, code, graph) = (self.id, code.clone(), graph.clone());
         let loaded = Loaded { device, code, graph, inner, _residency: residency };
         Ok(Arc::new(Weights::new(executable, loaded)))
+    }
+
+    fn loader(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        Ok(Arc::new(self.loading()?))
     }
 
     fn queue(

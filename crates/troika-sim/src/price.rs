@@ -5,7 +5,7 @@ use troika_graph::Subgraph;
 use troika_time::TaskCost;
 
 use crate::cost::Rates;
-use crate::device::compile_ns;
+use crate::device::{compile_ns, loading};
 use crate::soc::{Processor, Soc};
 use crate::worker::run_need;
 
@@ -13,6 +13,7 @@ use crate::worker::run_need;
 #[derive(Clone, Debug)]
 pub struct Prices {
     rates: Rates,
+    loading: Rates,
     processor: Processor,
 }
 
@@ -30,7 +31,8 @@ pub struct PricedRows {
 impl Prices {
     /// The prices of a processor of a SoC.
     pub fn new(soc: &Soc, processor: &Processor) -> Prices {
-        Prices { rates: Rates::new(soc, processor), processor: processor.clone() }
+        let loading = Rates::new(soc, &loading(processor));
+        Prices { rates: Rates::new(soc, processor), loading, processor: processor.clone() }
     }
 
     /// The price of a run of a graph with symbolic rows.
@@ -50,6 +52,11 @@ impl Prices {
     /// The price of a copy.
     pub fn copy(&self, bytes: u64) -> TaskCost {
         self.rates.copy(bytes)
+    }
+
+    /// The price of loading weights.
+    pub fn load(&self, bytes: u64) -> TaskCost {
+        self.loading.copy(bytes)
     }
 
     /// The time to compile a graph.

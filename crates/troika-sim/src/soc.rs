@@ -145,6 +145,15 @@ impl ProductTraits {
     }
 }
 
+/// What it costs to load the weights of a compiled graph, beside what the processor does.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoadRates {
+    /// The extra cost of each graph, in nanoseconds.
+    pub ns: u64,
+    /// 10^9 bytes in a second; `None`: what the processor reads.
+    pub gb_s: Option<f64>,
+}
+
 /// A processor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Processor {
@@ -162,6 +171,8 @@ pub struct Processor {
     pub submit_ns: u64,
     /// The delay until others continue.
     pub hand_over: HandOver,
+    /// How weights are loaded while it works.
+    pub load: LoadRates,
     /// Whether its queue waits for others by itself, so that work can be enqueued early.
     pub queue_waits: bool,
     /// Whether each run of a list is waited for separately.
@@ -339,6 +350,7 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
         launch_ns: f.micros("launch_us", "microseconds that each run costs besides")?,
         submit_ns: f.maybe_micros("submit_us")?,
         hand_over: hand_over(&mut f)?,
+        load: load_rates(&mut f)?,
         queue_waits: f.flag("queue_waits")?.unwrap_or(false),
         waits_each_run: f.flag("waits_each_run")?.unwrap_or(false),
         products: product_traits(&mut f)?,
@@ -381,6 +393,13 @@ fn hand_over(f: &mut Fields<'_>) -> Result<HandOver, SocError> {
     let blocking_copies = h.flag("blocking_copies")?.unwrap_or(false);
     h.finish()?;
     Ok(HandOver { blocking_ns, predicted_ns, blocking_copies })
+}
+
+fn load_rates(f: &mut Fields<'_>) -> Result<LoadRates, SocError> {
+    let Some(mut l) = f.table("load")? else { return Ok(LoadRates::default()) };
+    let rates = LoadRates { ns: l.maybe_micros("us")?, gb_s: l.maybe_rate("gb_s")? };
+    l.finish()?;
+    Ok(rates)
 }
 
 fn power(f: &mut Fields<'_>) -> Result<Option<Power>, SocError> {

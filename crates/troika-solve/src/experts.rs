@@ -21,6 +21,8 @@ use crate::weights::expert_bytes;
 const LEAST_CHUNK: usize = 64;
 /// The most chunks whose rows gather.
 const MOST_GATHERED: usize = 16;
+/// The fewest rows that an expert is loaded for.
+const LEAST_ROWS: [usize; 3] = [0, 16, 48];
 /// Lengths at which chunks are looked at, in eighths of the longest.
 const EIGHTHS: std::ops::RangeInclusive<usize> = 1..=7;
 
@@ -33,6 +35,7 @@ struct Way {
     in_flight: usize,
     settings: ExpertSettings,
     keep: Keep,
+    policy: ExpertPolicy,
 }
 
 /// Which groups are on the device.
@@ -72,7 +75,7 @@ impl Search<'_> {
                     self.offer(way, &mut best)?;
                 }
                 let Some(first) = best.as_ref().map(|best| best.way.clone()) else { continue };
-                for way in self.variants(&first) {
+                for way in self.variants(&first).into_iter().chain(self.coming(&first)) {
                     self.offer(way, &mut best)?;
                 }
                 all.extend(best.map(|best| best.found));
@@ -98,9 +101,13 @@ impl Search<'_> {
         let ExpertSettings { dispatch, group, attention, tiers, .. } = &way.settings;
         let size = group.map_or(String::new(), |n| format!(" of up to {n}"));
         let attention = if *attention { ", with attention" } else { "" };
+        let coming = match way.policy {
+            ExpertPolicy::Cache => ", that come and go",
+            _ => "",
+        };
         format!(
-            "{EXPERTS} {host} in groups{size} on {other}{attention}, {}, capacities {}, chunks of \
-             {}, {} in flight",
+            "{EXPERTS} {host} in groups{size} on {other}{coming}{attention}, {}, capacities {}, \
+             chunks of {}, {} in flight",
             dispatch.name(),
             tiers,
             way.chunk,
@@ -135,7 +142,8 @@ impl Search<'_> {
                 let settings = ExpertSettings { dispatch, ..settings.clone() };
                 for keep in [Keep::ForOneChunk, Keep::ForSeveral, Keep::All] {
                     let settings = settings.clone();
-                    all.push(Way { devices: [host, other], chunk, in_flight, settings, keep });
+                    let (devices, policy) = ([host, other], ExpertPolicy::All);
+                    all.push(Way { devices, chunk, in_flight, settings, keep, policy });
                 }
             }
         }
@@ -158,6 +166,41 @@ impl Search<'_> {
         all
     }
 
+    /// The same with experts that come and go, where not all have room on the device and what a load
+    /// takes is known. Where both devices compute the same numbers, few rows are left to the first
+    /// one.
+    fn coming(&self, way: &Way) -> Vec<Way> {
+        let [host, other] = way.devices.map(|d| &self.request.devices[d]);
+        let held = [way.settings.bytes, other.caps.max_resident_bytes].into_iter().flatten().min();
+        let all = expert_bytes(self.request.lowered).unwrap_or(0).saturating_mul(self.experts());
+        let known = self.request.cost.moving(Mover::Load, way.devices[1], 1).ns < u64::MAX;
+        if !known || held.is_none_or(|held| held >= all) {
+            return Vec::new();
+        }
+        let same = host.caps.numerics == other.caps.numerics;
+        let least: &[usize] = if same { &LEAST_ROWS } else { &LEAST_ROWS[..1] };
+        let mut ways = Vec::new();
+        for dispatch in Dispatch::ALL {
+            if dispatch == Dispatch::LayerMajor && self.request.prompt <= way.chunk {
+                continue;
+            }
+            for least_rows in least {
+                let (policy, keep) = (ExpertPolicy::Cache, Keep::All);
+                let least_rows = *least_rows;
+                let settings =
+                    ExpertSettings { group: Some(1), dispatch, least_rows, ..way.settings.clone() };
+                ways.push(Way { settings, keep, policy, ..way.clone() });
+            }
+        }
+        ways
+    }
+
+    /// Experts of all layers.
+    fn experts(&self) -> u64 {
+        let experts = |l: &Layer| l.moe().map_or(0, |moe| moe.experts as u64);
+        self.request.spec.layers.iter().map(experts).sum()
+    }
+
     /// The plan of a way. `None` if the device takes no groups, or none is worth it.
     fn with_groups(&mut self, way: &Way) -> Result<Option<Plan>, PlanError> {
         if way.settings.bytes.is_some_and(|most| self.buffer_bytes(way) > most) {
@@ -165,7 +208,7 @@ impl Search<'_> {
         }
         let devices = way.devices.map(|d| self.request.devices[d].clone());
         let base = PlanRequest {
-            strategy: Strategy::Experts(ExpertPolicy::All),
+            strategy: Strategy::Experts(way.policy),
             chunk: way.chunk,
             chunks_in_flight: Some(way.in_flight),
             experts: way.settings.clone(),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use troika_graph::WeightDecl;
 use troika_model::lower::Lowered;
-use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, own_space};
-use troika_program::{EdgeTypes, PlacedSegment, UsedShares};
+use troika_plan::{ExpertCachePlan, Phase, Plan, PlanDevice, PlanError, Rule, own_space};
+use troika_program::{EdgeTypes, PlacedPiece, PlacedSegment, UsedShares, graph_bytes};
 
 use super::placements::Placements;
 use super::weights::{WeightRows, in_code, stored};
@@ -35,7 +35,7 @@ pub fn held_weights(
 ) -> Result<Vec<HeldWeights>, PlanError> {
     let mut placements = Placements::new(lowered, devices);
     let alike = placements.alike(plan)?;
-    Ok(placements.held(&alike))
+    Ok(placements.held(&alike, plan))
 }
 
 /// Segments that hold as many bytes each, and run the same code.
@@ -49,15 +49,15 @@ impl Placements<'_> {
     /// Devices that share memory and hold the same types in as many bytes share a form.
     pub fn weight_bytes(&mut self, plan: &Plan) -> Result<(BTreeMap<String, u64>, u64), PlanError> {
         let alike = self.alike(plan)?;
-        Ok(self.bytes(&alike))
+        Ok(self.bytes(&alike, plan))
     }
 
-    pub fn bytes(&self, alike: &[Alike]) -> (BTreeMap<String, u64>, u64) {
+    pub fn bytes(&self, alike: &[Alike], plan: &Plan) -> (BTreeMap<String, u64>, u64) {
         let devices = self.devices;
         let mut total = 0;
         for alike in alike {
             let mut forms: HashMap<_, WeightRows> = HashMap::new();
-            for piece in alike.placed.iter().flat_map(|p| p.pieces()) {
+            for piece in alike.placed.iter().flat_map(|p| self.staying(p, plan)) {
                 let caps = &devices[piece.device].caps;
                 let form = (own_space(caps), &caps.weight_dtypes, &caps.weight_bytes);
                 let form = forms.entry(form).or_default();
@@ -66,24 +66,25 @@ impl Placements<'_> {
             }
             total += forms.values().map(WeightRows::bytes).sum::<u64>() * alike.count;
         }
-        let held = self.held(alike).into_iter().filter(|h| h.held > 0);
+        total += plan.expert_caches.iter().map(|c| self.cached(alike, c).1).sum::<u64>();
+        let held = self.held(alike, plan).into_iter().filter(|h| h.held > 0);
         (held.map(|h| (h.device, h.held)).collect(), total)
     }
 
     /// What each device holds.
-    fn held(&self, alike: &[Alike]) -> Vec<HeldWeights> {
+    fn held(&self, alike: &[Alike], plan: &Plan) -> Vec<HeldWeights> {
         let of = |(index, device): (usize, &PlanDevice)| {
             let mut all = HeldWeights { device: device.name.clone(), ..HeldWeights::default() };
             for alike in alike {
                 let (mut once, mut own) = (WeightRows::default(), WeightRows::default());
                 // Phases share graphs that take any number of rows.
                 let graphs = alike.placed.iter().map(|placed| {
-                    let pieces = placed.pieces().filter(|p| p.device == index);
+                    let pieces = self.staying(placed, plan).filter(|p| p.device == index);
                     pieces.filter(|p| !p.graph.weights.is_empty()).count() as u64
                 });
                 let graphs = graphs.max().unwrap_or(0);
                 let mut by_rows: HashMap<usize, WeightRows> = HashMap::new();
-                let pieces = alike.placed.iter().flat_map(|p| p.pieces());
+                let pieces = alike.placed.iter().flat_map(|p| self.staying(p, plan));
                 for piece in pieces.filter(|p| p.device == index) {
                     for w in &piece.graph.weights {
                         once.add(w, stored(w));
@@ -112,9 +113,40 @@ impl Placements<'_> {
                     all.rows.extend(by_rows.into_keys());
                 }
             }
+            for cache in plan.expert_caches.iter().filter(|cache| cache.device == device.name) {
+                let (all_bytes, held) = self.cached(alike, cache);
+                all.stored += all_bytes;
+                all.held += held;
+            }
             all
         };
         self.devices.iter().enumerate().map(of).collect()
+    }
+
+    /// The pieces of a segment whose weights stay on their devices.
+    fn staying<'a>(
+        &'a self,
+        placed: &'a PlacedSegment,
+        plan: &'a Plan,
+    ) -> impl Iterator<Item = &'a PlacedPiece> {
+        let cached = |piece: &&PlacedPiece| {
+            let device = &self.devices[piece.device].name;
+            plan.expert_caches.iter().any(|cache| cache.device == *device)
+                && placed.groups().any(|group| std::ptr::eq(group, *piece))
+        };
+        placed.pieces().filter(move |piece| !cached(piece))
+    }
+
+    /// Bytes of the groups of experts that a cache is for, and of those that it holds.
+    fn cached(&self, alike: &[Alike], cache: &ExpertCachePlan) -> (u64, u64) {
+        let of = |alike: &Alike| {
+            let groups = alike.placed.iter().flat_map(|placed| placed.groups());
+            let groups = groups.filter(|p| self.devices[p.device].name == cache.device);
+            let bytes = groups.map(|p| graph_bytes(&p.graph, &self.devices[p.device].caps));
+            bytes.sum::<u64>() * alike.count
+        };
+        let all: u64 = alike.iter().map(of).sum();
+        (all, all.min(cache.bytes))
     }
 
     /// Segments with equal graphs and rules, with their placements in all phases and lengths.

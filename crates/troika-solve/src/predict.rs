@@ -64,7 +64,7 @@ impl Predictor<'_> {
             Some(joules) => Some(joules),
             None => self.energy_j(plan, (first_ns + token_ns * generate as f64) * 1e-9)?,
         };
-        let (weight_bytes, total_bytes) = self.placements.bytes(&alike);
+        let (weight_bytes, total_bytes) = self.placements.bytes(&alike, plan);
         Ok(Predicted {
             source: self.request.cost.source(),
             prompt,

@@ -19,7 +19,7 @@ pub use bind::scheme::{BindOptions, FloatType, Quant};
 pub use bind::unusable;
 pub use cache::{CacheFile, CacheFolder, CacheKind, PackedEntry, PackedIndex, parse_packed};
 pub use error::WeightError;
-pub use experts::{Eviction, ExpertForecast, ExpertStats, OnWait, Residents, read_rate};
+pub use experts::{OnWait, read_rate};
 pub use file::{can_write, write_file};
 pub use format::file_map::FileMap;
 pub use format::gguf::{GgufHeader, GgufTensor, parse as parse_gguf};

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use troika_device::Clock;
+use troika_device::{Clock, ExpertForecast};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Prediction, RoutingPredictor};
 use troika_trace::{Span, Tracer};
-use troika_weights::{ExpertForecast, WeightStore};
+use troika_weights::WeightStore;
 
 use crate::budget::HostMemory;
 use crate::error::Error;
@@ -75,10 +75,15 @@ pub(crate) fn read_ahead(
     if let Some(PredictorOptions { file, predictor }) = &options.predictor {
         let file = file.display().to_string();
         predictor.check(spec).map_err(|error| Error::Predictor { file, error })?;
-        let (predictor, memory) = (predictor.clone(), Mutex::default());
-        store.set_forecast(Arc::new(Forecast { predictor, memory }));
     }
+    forecast(options).into_iter().for_each(|forecast| store.set_forecast(forecast));
     Ok(())
+}
+
+/// What names experts that will be chosen.
+pub(crate) fn forecast(options: &OpenOptions) -> Option<Arc<dyn ExpertForecast>> {
+    let (predictor, memory) = (options.predictor.as_ref()?.predictor.clone(), Mutex::default());
+    Some(Arc::new(Forecast { predictor, memory }))
 }
 
 /// A predictor with the memory that its predictions share.

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use troika_device::{Clock, RealClock};
-use troika_engine::{Engine, EngineError, EngineParts, Sharing};
+use troika_device::{Clock, ExpertStats, RealClock};
+use troika_engine::{Engine, EngineError, EngineParts, LastingWeights, Sharing};
 use troika_model::chat::HelperCommand;
 use troika_model::spec::ModelSpec;
 use troika_model::tokenizer::Tokenizer;
 use troika_plan::{Plan, Refusal};
 use troika_solve::{PredictRequest, task_times};
 use troika_trace::{Span, Tracer};
-use troika_weights::{ExpertStats, Quant, WeightStore};
+use troika_weights::{Quant, WeightStore};
 
 use crate::describe::{BoundModel, Described, describe};
 use crate::devices::{self, virtual_clock};
@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::free_memory::free_memory;
 use crate::generation::GenerationDefaults;
 use crate::loss::{CpuInstead, CurrentPlan};
-use crate::memory::{limit_experts, read_ahead, trace_waits};
+use crate::memory::{forecast, limit_experts, read_ahead, trace_waits};
 use crate::options::OpenOptions;
 use crate::planning::Planned;
 use crate::pooling::Embeddings;
@@ -191,6 +191,8 @@ impl Model {
         }
         warnings.extend(non_finite(&store.non_finite()));
         let (store, context, plan) = (Arc::new(store), plan.context, CurrentPlan::new(plan));
+        let lasting: LastingWeights = store.clone();
+        engine.load_experts(&lasting, forecast(options).as_ref());
         if options.fallback && !modelled {
             let instead = CpuInstead {
                 spec: spec.clone(),
@@ -257,6 +259,14 @@ impl Model {
     /// What became of experts that are read when tokens choose them; `None` if all are in memory.
     pub fn expert_stats(&self) -> Option<ExpertStats> {
         self.store().expert_stats()
+    }
+
+    /// What became of experts that devices load when tokens choose them, by the devices' names.
+    ///
+    /// # Errors
+    /// This thread holds the engine.
+    pub fn device_experts(&self) -> Result<Vec<(String, ExpertStats)>, Error> {
+        Ok(self.engine()?.expert_stats())
     }
 
     /// The clock of this model: real time, or the modelled time of its virtual devices.

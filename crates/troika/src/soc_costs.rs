@@ -48,8 +48,11 @@ impl CostModel for SocCosts<'_> {
         self.prices[run.device].run(run.graph, rows)
     }
 
-    fn moving(&self, _: Mover, device: usize, bytes: u64) -> TaskCost {
-        self.prices[device].copy(bytes)
+    fn moving(&self, mover: Mover, device: usize, bytes: u64) -> TaskCost {
+        match mover {
+            Mover::Copy | Mover::Host => self.prices[device].copy(bytes),
+            Mover::Load => self.prices[device].load(bytes),
+        }
     }
 
     fn shares(&self, running: &[(Option<PricedRun<'_>>, TaskCost)]) -> Vec<f64> {

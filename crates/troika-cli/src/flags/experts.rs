@@ -14,7 +14,7 @@ use crate::error::CliError;
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Placement")]
 pub struct ExpertArgs {
-    /// The most MiB of experts that groups hold [default: what the device takes]
+    /// The most MiB of experts that a device holds at once [default: what it takes]
     #[arg(long, value_name = "MIB")]
     pub expert_group_mib: Option<u64>,
     /// When groups run [default: per-chunk]

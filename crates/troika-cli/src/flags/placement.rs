@@ -141,7 +141,7 @@ pub struct PlacementArgs {
     /// One of one-device, alternate, split-columns or split-columns=RATIO (the
     /// first device's share), split-rows or split-rows=N (rows of a standard part), split-hybrid,
     /// prefill-decode or prefill-decode=PREFILL:DECODE (names of devices), experts or
-    /// experts=POLICY (base, t, tg or all: see docs/moe.md); also one-device=NAME. troika bench
+    /// experts=POLICY (base, t, tg, all or cache: see docs/moe.md); also one-device=NAME. troika bench
     /// takes several.
     #[arg(long, value_name = "NAME", value_parser = Strategy::parse, env = "TROIKA_STRATEGY")]
     #[arg(value_delimiter = ',')]

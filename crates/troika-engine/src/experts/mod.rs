@@ -1,12 +1,15 @@
 //! Divided experts at run time: rows are routed to packed buffers, groups that are full run on their
 //! devices, and results are added up row by row.
 
+mod cache;
 mod dispatch;
 mod packed;
 mod route;
 mod stats;
 
-pub(crate) use dispatch::{Dispatcher, ExpertGraph, growth};
+pub use cache::LastingWeights;
+pub(crate) use cache::{CachedGraph, DeviceExperts, try_each};
+pub(crate) use dispatch::{CachedIn, Dispatcher, ExpertGraph, growth};
 pub(crate) use packed::PackedBuffers;
 pub(crate) use route::{OfChunk, Routing, host_task};
 pub use stats::GroupStats;

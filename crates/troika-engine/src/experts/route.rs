@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use troika_device::{Clock, DeviceError, HostData, HostTask, ReadRows, View, WriteRows};
+use troika_device::{Clock, DeviceError, ExpertForecast, HostData, HostTask, ReadRows, View, WriteRows};
 use troika_program::{ExpertRows, ExpertStep, LEFT_OUT, LayerCounts, PackedRun};
 
 use super::SharedStats;
@@ -16,11 +16,13 @@ pub(crate) struct Routing {
     runs: Vec<(Vec<PackedRun>, LayerCounts)>,
     /// When the first of them began.
     pub began: Option<Duration>,
+    /// Experts that later layers will probably choose, by layer.
+    named: Vec<(usize, usize)>,
 }
 
 impl Routing {
     pub fn new(rows: ExpertRows) -> Routing {
-        Routing { rows, runs: Vec::new(), began: None }
+        Routing { rows, runs: Vec::new(), began: None, named: Vec::new() }
     }
 
     /// Notes what can run after a chunk, and what was counted.
@@ -31,6 +33,11 @@ impl Routing {
         }
         self.runs.resize_with(self.runs.len().max(chunk + 1), Default::default);
         self.runs[chunk] = (runs, counts);
+    }
+
+    /// Takes the experts that later layers will probably choose.
+    pub fn take_named(&mut self) -> Vec<(usize, usize)> {
+        std::mem::take(&mut self.named)
     }
 
     /// Takes what can run after a chunk, and what was counted.
@@ -55,6 +62,8 @@ pub(crate) struct OfChunk {
     pub top_k: usize,
     pub stats: SharedStats,
     pub clock: Arc<dyn Clock>,
+    /// Names the experts that later layers will probably choose.
+    pub forecast: Option<Arc<dyn ExpertForecast>>,
 }
 
 /// The task of a step, on views as its name lists them.
@@ -120,6 +129,13 @@ impl OfChunk {
             self.name_experts(next, &all, of_rest)?;
         }
         routing.note(self.place.0, runs, counts);
+        if let (Some(forecast), 1) = (&self.forecast, self.rows) {
+            let row = rows.row::<f32>(0).ok_or("there is no such row")?;
+            routing.named.clear();
+            forecast.after(self.layer, row, &mut |layer, experts| {
+                routing.named.extend(experts.iter().map(|e| (layer, usize::from(*e))));
+            });
+        }
         let done = self.clock.now();
         self.stats.with(|stats| {
             stats.route += routed.saturating_sub(began);

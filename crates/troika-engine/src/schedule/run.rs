@@ -27,6 +27,8 @@ pub struct Runner {
     pub(crate) jobs: Jobs<TaskGraph, EngineError>,
     /// Ended graphs that were not reported yet.
     ended: VecDeque<Ended>,
+    /// Graphs whose ends nobody waits for.
+    quiet: Vec<usize>,
     policy: Policy,
     tracer: Tracer,
 }
@@ -94,7 +96,7 @@ impl Runner {
             jobs.add_queue(device.caps().queue_depth, device.caps().queue_waits);
         }
         let lanes = Lanes::open(devices, policy, clock)?;
-        Ok(Runner { lanes, jobs, ended: VecDeque::new(), policy, tracer })
+        Ok(Runner { lanes, jobs, ended: VecDeque::new(), quiet: Vec::new(), policy, tracer })
     }
 
     /// Sets how queues wait for each other.
@@ -205,7 +207,13 @@ impl Runner {
     }
 
     fn take_ended(&mut self) -> Option<Ended> {
-        self.jobs.take_ended(&mut self.lanes).map(|(job, result)| (JobId(job), result))
+        loop {
+            let (job, result) = self.jobs.take_ended(&mut self.lanes)?;
+            match self.quiet.iter().position(|quiet| *quiet == job) {
+                Some(at) => _ = self.quiet.swap_remove(at),
+                None => return Some((JobId(job), result)),
+            }
+        }
     }
 
     /// Handles a list that is done or has failed.
@@ -241,8 +249,14 @@ impl Runner {
         });
         match grown {
             Ok(grown) => {
+                let beside = grown.beside.clone();
                 let index = self.jobs.begin(grown, false, Some(list), is_told(&self.ended));
                 self.lanes.place(index);
+                if let Some(beside) = beside {
+                    let index = self.jobs.begin(beside, false, None, is_told(&self.ended));
+                    self.lanes.place(index);
+                    self.quiet.push(index);
+                }
             }
             Err(e) => self.jobs.fail(list.job, e),
         }

@@ -45,6 +45,8 @@ pub struct TaskGraph {
     pub(super) host: bool,
     /// What becomes known by its tasks.
     pub(super) growth: Option<Growth>,
+    /// What begins with it, and nobody waits for.
+    pub(super) beside: Option<Arc<TaskGraph>>,
 }
 
 /// The views that work uses, other than parts of states.
@@ -111,7 +113,7 @@ impl TaskGraph {
     /// Bound tasks with the schedule of their names.
     pub(crate) fn of(tasks: Vec<Task>, schedule: Schedule) -> TaskGraph {
         let host = tasks.iter().any(Task::is_host);
-        TaskGraph { tasks, schedule, host, growth: None }
+        TaskGraph { tasks, schedule, host, growth: None, beside: None }
     }
 
     /// The same graph, where some tasks make others known when they have run. Whatever waits for
@@ -120,6 +122,12 @@ impl TaskGraph {
     pub fn growing(mut self, tasks: &[u32], growth: Growth) -> TaskGraph {
         tasks.iter().for_each(|task| self.schedule.grow(*task));
         TaskGraph { growth: Some(growth), ..self }
+    }
+
+    /// The same graph, with another one that begins with it where it becomes known by a task, and that
+    /// nobody waits for. Its failure is none of anybody.
+    pub fn with_beside(self, beside: TaskGraph) -> TaskGraph {
+        TaskGraph { beside: Some(Arc::new(beside)), ..self }
     }
 
     /// Checks that the tasks of a grown graph use only what the task that grows declares.

@@ -7,6 +7,7 @@ use troika_device::{
     Clock, CodeWeights, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime,
     Weights, Work,
 };
+use troika::program::graph_bytes;
 use troika_graph::{Subgraph, WeightDecl, bind_static};
 use troika_model::lower::Lowered;
 use troika_solve::{ProfiledGraph, SegmentPart};
@@ -32,6 +33,8 @@ pub(super) struct DeviceProfiler<'a> {
     lowered: &'a Lowered,
     /// Compile times in nanoseconds.
     pub compiled_ns: Vec<f64>,
+    /// What loading graphs of experts again took, by their bytes.
+    pub loads: Vec<(u64, f64)>,
     /// As many bytes as the model's weights, up to [`MOST_WEIGHTS`].
     others: Vec<u64>,
 }
@@ -55,8 +58,8 @@ impl<'a> DeviceProfiler<'a> {
         let bench = Bench::open(&**device, number, clock.clone())?;
         let bytes = if device.clock().is_some() { 0 } else { weight_bytes(lowered) };
         let others = vec![1; bytes.min(MOST_WEIGHTS) / size_of::<u64>()];
-        let (device, compiled_ns) = (device.clone(), Vec::new());
-        Ok(DeviceProfiler { device, clock, bench, lowered, compiled_ns, others })
+        let (device, compiled_ns, loads) = (device.clone(), Vec::new(), Vec::new());
+        Ok(DeviceProfiler { device, clock, bench, lowered, compiled_ns, loads, others })
     }
 
     /// Measurements of a point wanted after a visit. Modelled times never vary: one is enough. Where
@@ -145,9 +148,36 @@ impl<'a> DeviceProfiler<'a> {
                 weights.push(self.device.load(&executable, &graph, store)?);
                 code = Some(executable);
             }
+            if let Some(layer) = loaded.layers.last().filter(|_| loaded.rows.is_some()) {
+                let graph = if shape > 0 { bind_static(layer, shape) } else { layer.clone() };
+                self.load_again(&graph, code.filter(|_| shares), store)?;
+            }
             loaded.codes.push((shape, weights));
         }
         Ok(loaded)
+    }
+
+    /// Measures what loading a graph takes that was loaded before, with its code where weights are
+    /// part of it. Modelled time has it from its file.
+    fn load_again(
+        &mut self,
+        graph: &Subgraph,
+        code: Option<Arc<Executable>>,
+        store: &WeightStore,
+    ) -> Result<(), DeviceError> {
+        if self.device.clock().is_some() {
+            return Ok(());
+        }
+        let start = std::time::Instant::now();
+        let code = match code {
+            Some(code) => code,
+            None => Executable::compiled(&*self.device, graph, store)?,
+        };
+        drop(self.device.load(&code, graph, store)?);
+        let bytes = graph_bytes(graph, self.device.caps());
+        self.loads.push((bytes, start.elapsed().as_nanos() as f64));
+        self.loads.sort_by_key(|(bytes, _)| *bytes);
+        Ok(())
     }
 
     fn compile(

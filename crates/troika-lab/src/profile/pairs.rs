@@ -299,7 +299,8 @@ fn device(
         functions.push((2 * bytes as u64, function(profiler, bytes)?));
     }
     let compile_ns = Spread::of(&profiler.compiled_ns);
-    Ok(DeviceSample { submit_ns: Spread::of(&submit), compile_ns, copies, functions })
+    let loads = profiler.loads.clone();
+    Ok(DeviceSample { submit_ns: Spread::of(&submit), compile_ns, copies, functions, loads })
 }
 
 /// Nanoseconds in which a function of the host copies `bytes` bytes, row by row.

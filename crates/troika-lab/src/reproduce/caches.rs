@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use troika::plan::RoutingTrace;
-use troika_weights::{Eviction, Residents};
+use troika_device::{Eviction, Residents};
 
 use super::experts::{built_in_routing, zipf_routing};
 use super::lab::Lab;

@@ -12,7 +12,7 @@ use troika::{
     Source,
 };
 use troika_check::Random;
-use troika_weights::Eviction;
+use troika_device::Eviction;
 
 use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};

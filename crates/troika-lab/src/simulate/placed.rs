@@ -67,6 +67,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
         devices,
         sync: r.sync,
         npu_rewrites: Vec::new(),
+        expert_caches: Vec::new(),
         prefill: Prefill {
             chunk: if in_chunks { r.prompt.min(CHUNK) } else { r.prompt },
             chunks_in_flight: 1,

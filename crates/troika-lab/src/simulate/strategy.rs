@@ -37,7 +37,7 @@ pub enum SocStrategy {
 
 impl SocStrategy {
     /// All strategies.
-    pub const ALL: [SocStrategy; 19] = [
+    pub const ALL: [SocStrategy; 21] = [
         SocStrategy::HeteroTensor,
         SocStrategy::HeteroLayer,
         SocStrategy::ActivationCentric,
@@ -53,10 +53,12 @@ impl SocStrategy {
         SocStrategy::Experts(ExpertPolicy::Tiers, Dispatch::PerChunk),
         SocStrategy::Experts(ExpertPolicy::Groups, Dispatch::PerChunk),
         SocStrategy::Experts(ExpertPolicy::All, Dispatch::PerChunk),
+        SocStrategy::Experts(ExpertPolicy::Cache, Dispatch::PerChunk),
         SocStrategy::Experts(ExpertPolicy::Base, Dispatch::LayerMajor),
         SocStrategy::Experts(ExpertPolicy::Tiers, Dispatch::LayerMajor),
         SocStrategy::Experts(ExpertPolicy::Groups, Dispatch::LayerMajor),
         SocStrategy::Experts(ExpertPolicy::All, Dispatch::LayerMajor),
+        SocStrategy::Experts(ExpertPolicy::Cache, Dispatch::LayerMajor),
     ];
 
     /// The name on the command line.
@@ -78,12 +80,14 @@ impl SocStrategy {
                 ExpertPolicy::Tiers => "experts=t",
                 ExpertPolicy::Groups => "experts=tg",
                 ExpertPolicy::All => "experts",
+                ExpertPolicy::Cache => "experts=cache",
             },
             SocStrategy::Experts(policy, Dispatch::LayerMajor) => match policy {
                 ExpertPolicy::Base => "layer-major=base",
                 ExpertPolicy::Tiers => "layer-major=t",
                 ExpertPolicy::Groups => "layer-major=tg",
                 ExpertPolicy::All => "layer-major",
+                ExpertPolicy::Cache => "layer-major=cache",
             },
         }
     }

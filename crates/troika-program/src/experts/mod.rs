@@ -1,15 +1,19 @@
 //! Experts shared out over devices at run time: which graphs there are, and which row goes where. The README of the engine's scheduler has the whole picture.
 
+mod cache;
 mod memory;
 mod rows;
 mod steps;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use troika_device::Caps;
 use troika_graph::{Op, Subgraph};
 use troika_plan::ExpertSplit;
 
+pub use cache::{CachedGroup, ExpertCache, ExpertSlots, GroupAt};
 pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep, PackedCols};
 pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
@@ -26,6 +30,8 @@ pub struct DividedExperts {
     /// The graphs of each group, in an order in which they can run: one, or one for each of its
     /// parts.
     pub groups: Vec<Vec<GroupGraph>>,
+    /// The groups that come and go.
+    pub cached: Vec<Option<CachedGroup>>,
     /// Columns between up and down, where any expert's products are divided.
     pub inner: usize,
     /// The graph of all experts on the rule's device, for rows that chose one each.
@@ -35,6 +41,12 @@ pub struct DividedExperts {
 }
 
 impl DividedExperts {
+    /// The caches that its groups are in.
+    pub fn caches(&self) -> impl Iterator<Item = usize> {
+        let all: BTreeSet<usize> = self.cached.iter().flatten().map(|group| group.cache).collect();
+        all.into_iter()
+    }
+
     /// Bytes that a step reads and writes for `rows` rows of `cols` columns.
     pub fn bytes(&self, step: ExpertStep, rows: usize, cols: usize) -> u64 {
         step_bytes(step, rows, self.shape.top_k, cols)

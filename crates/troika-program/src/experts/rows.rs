@@ -62,7 +62,28 @@ pub struct LayerCounts {
     pub experts: Vec<ExpertCounts>,
 }
 
+impl PackedRun {
+    /// Its rows that are in use.
+    pub fn used(&self) -> usize {
+        self.rows.len() - self.unfilled.iter().map(Range::len).sum::<usize>()
+    }
+}
+
 impl LayerCounts {
+    /// Takes note that the rule's device computes the rows of a group's run in so many runs.
+    pub fn moved(&mut self, run: &PackedRun, experts: &[usize], capacity: usize, runs: usize) {
+        self.group_runs -= 1;
+        self.rest_runs += runs as u64;
+        for (i, expert) in experts.iter().enumerate() {
+            let first = run.rows.start + i * capacity;
+            let gap = run.unfilled.iter().find(|gap| (first..first + capacity).contains(&gap.start));
+            let (padding, of) = (gap.map_or(0, Range::len), &mut self.experts[*expert]);
+            of.padding -= padding as u64;
+            of.grouped -= (capacity - padding) as u64;
+            of.overflow += (capacity - padding) as u64;
+        }
+    }
+
     /// Adds other counts of the layer.
     pub fn add(&mut self, other: &LayerCounts) {
         self.group_runs += other.group_runs;
@@ -223,6 +244,18 @@ impl ExpertRows {
             .collect();
         let saliency = vec![0.0; rows];
         self.route((chunk, last), &ids, Some(&saliency), counts)
+    }
+
+    /// The rows of a group's run as runs of the rule's device, which computes only those in use.
+    pub fn elsewhere(&self, run: &PackedRun) -> Vec<PackedRun> {
+        let mut runs = Vec::new();
+        let mut start = run.rows.start;
+        let ends = run.unfilled.iter().map(|gap| (gap.start, gap.end));
+        for (end, next) in ends.chain([(run.rows.end, run.rows.end)]) {
+            self.split_rest(start..end, &mut runs);
+            start = next;
+        }
+        runs
     }
 
     /// The places of a chunk's pairs.

@@ -60,6 +60,8 @@ pub enum Mover {
     Copy,
     /// A function of the host on a device.
     Host,
+    /// What loads weights into a device's memory, once for a graph.
+    Load,
 }
 
 /// Prices for the solver. Equal questions must get equal answers.

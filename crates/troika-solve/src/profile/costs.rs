@@ -118,6 +118,8 @@ impl CostModel for ProfiledCosts<'_> {
         let measured = match mover {
             Mover::Copy => &device.copies,
             Mover::Host => &device.functions,
+            Mover::Load if device.loads.is_empty() => return lasting(f64::INFINITY),
+            Mover::Load => &device.loads,
         };
         lasting(of_bytes(measured, bytes))
     }

@@ -213,6 +213,9 @@ pub struct DeviceSample {
     /// The same of rows that a function of the host reads and writes, where it runs such.
     #[serde(default)]
     pub functions: Vec<(u64, f64)>,
+    /// The same of loading a graph of experts again, by the bytes of its weights.
+    #[serde(default)]
+    pub loads: Vec<(u64, f64)>,
 }
 
 /// The loss from choosing by the fits, on shapes that they were not fitted to.

@@ -11,7 +11,7 @@ use troika_plan::{Phase, Plan, PlanError, Policy, Prefill, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, SeqId};
 use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList, TaskTimes};
 use troika_program::{
-    BatchShape, ExpertRows, ExpertStep, Handover, ListedGraph, NamedTask, NamedView, NamedWork,
+    BatchShape, ExpertRows, ExpertSlots, ExpertStep, Handover, ListedGraph, NamedTask, NamedView, NamedWork,
     Program, Slots,
 };
 use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
@@ -22,7 +22,7 @@ use crate::request::PredictRequest;
 mod ready;
 mod tasks;
 
-use tasks::{Dispatched, List, Report, RunKey, TimedGraph, TimedTask};
+use tasks::{Dispatched, Grows, List, Report, RunKey, TimedGraph, TimedTask};
 
 /// A plan on devices in modelled time, with one sequence.
 pub(crate) struct TimedRun<'a> {
@@ -36,6 +36,10 @@ pub(crate) struct TimedRun<'a> {
     jobs: Jobs<TimedGraph, Never>,
     /// What is routed to shared experts, by their set of buffers and number.
     routings: HashMap<(Option<usize>, usize), ExpertRows>,
+    /// What the program's caches of experts hold.
+    caches: Vec<ExpertSlots>,
+    /// Graphs that nobody waits for.
+    quiet: Vec<usize>,
     kv: KvCache,
     seq: SeqId,
     /// The number of positions that it is to have.
@@ -207,6 +211,21 @@ impl<'a> TimedPlan<'a> {
             let caps = &request.devices[device].caps;
             jobs.add_queue(caps.queue_depth, caps.queue_waits);
         }
+        // The queues that load experts, as the engine has them behind the devices' own.
+        for _ in &self.program.caches {
+            let index = lanes.len();
+            let host = self.program.experts.first().map_or(0, |of| self.devices[of.rest.device]);
+            let costs = QueueCosts {
+                lane: request.cost.queue(host, &self.devices, plan.sync).lane,
+                submits_waits: true,
+                ..QueueCosts::default()
+            };
+            let blocks = plan.sync == SyncMode::Blocking;
+            let lane = Lane { index, costs, blocks, reports: reports.clone() };
+            lanes.push(machine.open(host, costs.lane, None, lane));
+            reports.borrow_mut().reached.push(0);
+            jobs.add_queue(usize::MAX, false);
+        }
         Ok(TimedRun {
             of: self,
             together,
@@ -214,6 +233,8 @@ impl<'a> TimedPlan<'a> {
             queues: TimedQueues { machine, lanes, reports },
             jobs,
             routings: HashMap::new(),
+            caches: self.program.caches.iter().map(ExpertSlots::new).collect(),
+            quiet: Vec::new(),
             token: None,
             kv,
             seq,
@@ -321,7 +342,7 @@ impl TimedRun<'_> {
         let tasks = timed.collect();
         let graph = TimedGraph { tasks, schedule: named.schedule.clone() };
         self.jobs.begin(Arc::new(graph), false, None, |_| true);
-        while self.jobs.take_ended(&mut self.queues).is_none() {
+        while !self.has_ended() {
             self.jobs.hand_over(&mut self.queues);
             let Some(report) = self.queues.hear() else {
                 self.jobs.clear();
@@ -330,6 +351,17 @@ impl TimedRun<'_> {
             self.complete(report)?;
         }
         Ok(())
+    }
+
+    /// Whether the graph that is waited for has ended.
+    fn has_ended(&mut self) -> bool {
+        while let Some((job, _)) = self.jobs.take_ended(&mut self.queues) {
+            match self.quiet.iter().position(|quiet| *quiet == job) {
+                Some(at) => _ = self.quiet.swap_remove(at),
+                None => return true,
+            }
+        }
+        false
     }
 
     /// A task with its price.
@@ -342,7 +374,7 @@ impl TimedRun<'_> {
                 let dispatch =
                     Dispatched { experts: host.experts, set: host.set, rows, place: host.place };
                 TimedTask {
-                    dispatch: Some(dispatch),
+                    grows: Some(Grows::Dispatched(dispatch)),
                     ..TimedTask::beside(
                         self.of.request.cost.moving(Mover::Host, device, bytes),
                         awaited,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use troika_program::PackedRun;
 use troika_program::schedule::{Graph, JobList, OrderWait, Schedule};
 use troika_time::TaskCost;
 
@@ -35,14 +36,30 @@ pub(super) struct TimedTask {
     pub awaited: bool,
     /// Of runs: the code and the number of rows.
     pub key: Option<(usize, usize)>,
-    /// What it dispatches, if it is a step of shared experts.
-    pub dispatch: Option<Dispatched>,
+    /// What becomes known by it.
+    pub grows: Option<Grows>,
+}
+
+/// What becomes known by a task.
+pub(super) enum Grows {
+    /// The runs of routed experts.
+    Dispatched(Dispatched),
+    /// The runs of a group that has come into a slot of a cache.
+    Loaded { at: SlotOf, experts: usize, runs: Vec<PackedRun> },
+}
+
+/// A group of a cache in a slot.
+#[derive(Clone, Copy)]
+pub(super) struct SlotOf {
+    pub cache: usize,
+    pub group: u32,
+    pub slot: usize,
 }
 
 impl TimedTask {
     /// A task other than a run.
     pub fn beside(need: TaskCost, awaited: bool) -> TimedTask {
-        TimedTask { need, written: 0, decodes: false, awaited, key: None, dispatch: None }
+        TimedTask { need, written: 0, decodes: false, awaited, key: None, grows: None }
     }
 }
 

@@ -5,28 +5,20 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use troika_device::{
-    Clock, DeviceError, EXPERT_PARTS, ExpertBytes, ExpertPart, ExpertsOnDisk, RealClock,
+    Clock, DeviceError, EXPECTED_SHARE, EXPERT_PARTS, Eviction, ExpertBytes, ExpertForecast,
+    ExpertPart, ExpertStats, ExpertsOnDisk, LayerChoices, PROMPT_TOKENS, RealClock, Residents,
     WeightBytes,
 };
 
-use super::forecast::ExpertForecast;
 use super::io::{Done, Target};
-use super::policy::{Eviction, Residents};
 use super::read::Reader;
 use super::room::Rooms;
-use super::stats::ExpertStats;
 use crate::arena::Room;
 use crate::cache::hash;
 use crate::parallel::lock;
 
 /// Direct reads begin and end at multiples of this.
 const PAGE: usize = 4096;
-/// Prefetched experts, read because they may be chosen next, take at most one part in this many of
-/// the budget.
-const EXPECTED_SHARE: u64 = 8;
-/// Prompts of at least this many tokens choose nearly all experts of a layer, and of the next
-/// layer.
-const PROMPT: usize = 32;
 /// How long to wait when another device computes with all experts in memory.
 const ALL_HELD: Duration = Duration::from_micros(100);
 
@@ -69,17 +61,14 @@ enum Whereabouts {
 }
 
 /// What is known of a layer.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Layer {
     /// Its number in the model.
     number: usize,
     /// Its first expert's number, and how many there are.
     first: u32,
     count: u32,
-    /// Tokens that have chosen experts of it.
-    tokens: f64,
-    /// How many of them chose each.
-    popularity: Vec<f32>,
+    choices: LayerChoices,
 }
 
 struct State {
@@ -188,8 +177,8 @@ impl ExpertCache {
         state.residents.grow(all);
         state.wanted.resize(all, false);
         state.expected.resize(all, false);
-        let popularity = vec![0.0; count as usize];
-        state.layers.push(Layer { number, first, count, tokens: 0.0, popularity });
+        let choices = LayerChoices::new(count as usize);
+        state.layers.push(Layer { number, first, count, choices });
         state.stats.experts = all;
         Ok(Arc::new(LayerExperts { cache: self.clone(), layer, first, count }))
     }
@@ -423,11 +412,8 @@ impl ExpertsOnDisk for LayerExperts {
         let state = &mut *guard;
         // An error is told when the expert is taken.
         let _ = state.settle(false);
-        let layer = &mut state.layers[self.layer];
-        layer.tokens += tokens as f64;
-        let now = layer.tokens;
+        let now = state.layers[self.layer].choices.chosen(chosen, tokens);
         for (expert, rows) in &*chosen {
-            layer.popularity[*expert as usize] += *rows as f32;
             state.residents.used(self.first + expert, *rows as usize, now);
         }
         let mut hits = 0;
@@ -460,18 +446,10 @@ impl ExpertsOnDisk for LayerExperts {
             Whereabouts::Away | Whereabouts::Failed(_) => 2,
         });
         let _ = state.begin_all(self.first, chosen);
-        if tokens >= PROMPT {
+        if tokens >= PROMPT_TOKENS {
             state.to_prefetch.clear();
             let next = &state.layers[(self.layer + 1) % state.layers.len()];
-            // Experts that an even share of the tokens or more have chosen.
-            let all: f32 = next.popularity.iter().sum();
-            let even = all / next.count.max(1) as f32;
-            let mut popular: Vec<u32> =
-                (0..next.count).filter(|e| next.popularity[*e as usize] >= even).collect();
-            popular.sort_by(|a, b| {
-                next.popularity[*b as usize].total_cmp(&next.popularity[*a as usize])
-            });
-            state.to_prefetch.extend(popular.iter().map(|e| next.first + e));
+            state.to_prefetch.extend(next.choices.popular().iter().map(|e| next.first + e));
         } else if let Some((row, forecast)) = row.zip(self.cache.forecast.get()) {
             let layer = state.layers[self.layer].number;
             forecast.after(layer, row, &mut |layer, experts| state.expect(layer, experts));

@@ -5,20 +5,14 @@
 //! are computed while the others are read.
 
 mod cache;
-mod forecast;
 mod io;
-mod policy;
 mod read;
 #[cfg(target_os = "linux")]
 mod ring;
 mod room;
-mod stats;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use cache::ExpertCache;
 pub use cache::OnWait;
-pub use forecast::ExpertForecast;
-pub use policy::{Eviction, Residents};
 pub use read::read_rate;
-pub use stats::ExpertStats;

@@ -5,11 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_device::{ExpertPart, ExpertsOnDisk};
+use troika_device::{Eviction, ExpertForecast, ExpertPart, ExpertsOnDisk};
 
 use super::cache::ExpertCache;
-use super::forecast::ExpertForecast;
-use super::policy::Eviction;
 
 const LAYERS: usize = 3;
 const EXPERTS: usize = 6;

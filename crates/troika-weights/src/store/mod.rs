@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use troika_device::{
-    DeviceError, EXPERT_PARTS, ExpertPart, ExpertSource, ExpertsOnDisk, PackFn, PackLayout, Packed,
+    DeviceError, EXPERT_PARTS, Eviction, ExpertForecast, ExpertPart, ExpertSource, ExpertStats, ExpertsOnDisk, PackFn, PackLayout, Packed,
     WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
@@ -26,7 +26,7 @@ use crate::bind::{bind_all, rounded, tied_head, unused};
 use crate::cache::hash::{self, Stamp};
 use crate::cache::{self, CacheFolder, Found, PackedCache};
 use crate::error::WeightError;
-use crate::experts::{Eviction, ExpertCache, ExpertForecast, ExpertStats, OnWait};
+use crate::experts::{ExpertCache, OnWait};
 use crate::format::file_map::FileMap;
 use crate::format::mapped::MappedCheckpoint;
 use crate::parallel::{self, lock};

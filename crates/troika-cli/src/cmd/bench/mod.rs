@@ -15,7 +15,7 @@ use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::plan::{Phase, PlanError, Strategy};
 use troika::trace::Tracer;
-use troika::weights::ExpertStats;
+use troika::device::ExpertStats;
 use troika::{
     DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
     measure_limits,
@@ -96,10 +96,12 @@ fn print_tests(
         let measured = measure(&model, test, args.repetitions, meter.as_ref())?;
         let predicted = modelled.as_ref().map(|m| measure(m, test, 1, None)).transpose()?;
         let predicted_ns = predicted.and_then(|m| m.samples_ns.first().copied());
-        let Measured { samples_ns, joules, experts, .. } = measured;
-        let row = Row { test, samples_ns, joules, experts, predicted_ns, facts: &facts };
+        let Measured { samples_ns, joules, experts, device_experts, .. } = measured;
+        let facts = &facts;
+        let row =
+            Row { test, samples_ns, joules, experts, device_experts, predicted_ns, facts };
         rows.add("", &print::markdown(&row), &print::fields(&row))?;
-        lines.extend(print::experts_line(&row));
+        lines.extend(print::experts_lines(&row));
         errors.extend(row.prediction_error());
     }
     if args.output == TableFlag::Md && !lines.is_empty() {
@@ -253,6 +255,8 @@ struct Measured<'a> {
     /// What became of experts that are not all in memory: while measuring, before the first
     /// repetition that counts; then since.
     experts: Option<ExpertStats>,
+    /// The same of experts that devices load.
+    device_experts: Vec<(String, ExpertStats)>,
 }
 
 impl Measured<'_> {
@@ -265,6 +269,7 @@ impl Measured<'_> {
     ) -> Result<(), CliError> {
         if counts && self.samples_ns.is_empty() {
             self.experts = model.expert_stats();
+            self.device_experts = model.device_experts()?;
         }
         let metering = self.meter.filter(|_| counts).and_then(|m| m.start(LOOK));
         let (start, modelled) = (model.clock().now(), model.joules());
@@ -288,7 +293,8 @@ fn measure<'a>(
     meter: Option<&'a EnergyMeter>,
 ) -> Result<Measured<'a>, CliError> {
     let joules = meter.map(|_| 0.0).or(model.joules().map(|_| 0.0));
-    let mut measured = Measured { meter, samples_ns: Vec::new(), joules, experts: None };
+    let (samples_ns, device_experts) = (Vec::new(), Vec::new());
+    let mut measured = Measured { meter, samples_ns, joules, experts: None, device_experts };
     if test.sequences > 1 {
         check_cache(model, test)?;
     }
@@ -301,6 +307,12 @@ fn measure<'a>(
     }
     let both = model.expert_stats().zip(measured.experts);
     measured.experts = both.map(|(now, before)| now.since(&before));
+    let now = model.device_experts()?.into_iter();
+    let since = |((device, now), (_, before)): ((String, ExpertStats), (String, ExpertStats))| {
+        (device, now.since(&before))
+    };
+    measured.device_experts =
+        now.zip(std::mem::take(&mut measured.device_experts)).map(since).collect();
     Ok(measured)
 }
 

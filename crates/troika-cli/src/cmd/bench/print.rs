@@ -111,6 +111,9 @@ pub fn fields(row: &Row<'_>) -> Value {
         fields["expert_stall_ns"] = (experts.stall.as_nanos() as u64).into();
         fields["expert_cache_bytes"] = experts.budget.into();
     }
+    if !row.device_experts.is_empty() {
+        fields["device_experts"] = stats::device_experts_json(&row.device_experts);
+    }
     if let Some(ns) = row.predicted_ns {
         fields["predicted_ns"] = ns.into();
         fields["prediction_error"] = row.prediction_error().into();
@@ -141,10 +144,12 @@ fn csv(object: &Value, first: bool) -> String {
 }
 
 /// What became of the experts of a row, if not all are in memory.
-pub fn experts_line(row: &Row<'_>) -> Option<String> {
-    let experts = row.experts.as_ref()?;
+pub fn experts_lines(row: &Row<'_>) -> Vec<String> {
     let seconds = row.samples_ns.iter().sum::<u64>() as f64 / 1e9;
-    Some(format!("{}: {}", row.test.name(), stats::experts(experts, seconds)))
+    let host = row.experts.as_ref().map(|e| stats::experts(e, seconds));
+    let others = row.device_experts.iter();
+    let others = others.map(|(device, e)| format!("{device}, {}", stats::device_experts(e)));
+    host.into_iter().chain(others).map(|of| format!("{}: {of}", row.test.name())).collect()
 }
 
 /// The limits that rows are compared with, in words.

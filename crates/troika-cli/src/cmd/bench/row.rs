@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use troika::graph::{ActivationFormat, DType};
 use troika::plan::Plan;
-use troika::weights::{ExpertStats, TokenCost};
+use troika::device::ExpertStats;
+use troika::weights::TokenCost;
 use troika::{DeviceOptions, Limit, Limits, Model, multiply_of};
 
 use crate::error::CliError;
@@ -151,6 +152,8 @@ pub struct Row<'a> {
     pub joules: Option<f64>,
     /// What became of experts that are not all in memory.
     pub experts: Option<ExpertStats>,
+    /// The same of experts that devices load, by the devices' names.
+    pub device_experts: Vec<(String, ExpertStats)>,
     /// What a virtual SoC's file predicts, if there is one.
     pub predicted_ns: Option<u64>,
     pub facts: &'a Facts,

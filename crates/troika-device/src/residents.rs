@@ -1,7 +1,7 @@
-//! Which experts stay in memory: a state machine without bytes, time or threads. It is told what is
-//! used and what came into memory, and says what leaves next.
+//! Which experts stay in memory, on any device: a state machine without bytes, time or threads. It is
+//! told what is used and what came into memory, and says what leaves next.
 //!
-//! What time is depends on the caller: the cache counts the tokens of a layer.
+//! What time is depends on the caller: caches count the tokens of a layer.
 
 use std::collections::BTreeSet;
 
@@ -29,6 +29,55 @@ impl Eviction {
             Eviction::Lru => "lru",
             Eviction::Frequency => "frequency",
         }
+    }
+}
+
+/// Experts that are loaded because they may be chosen next take at most one part in this many of a
+/// cache.
+pub const EXPECTED_SHARE: u64 = 8;
+/// Prompts of at least this many tokens choose nearly all experts of a layer, and of the next layer.
+pub const PROMPT_TOKENS: usize = 32;
+
+/// What the tokens of a layer have chosen.
+#[derive(Clone, Debug)]
+pub struct LayerChoices {
+    /// How many tokens have chosen.
+    tokens: f64,
+    /// How many of them chose each expert.
+    popularity: Vec<f32>,
+}
+
+impl LayerChoices {
+    /// Of a layer of so many experts, of which none was chosen.
+    pub fn new(experts: usize) -> LayerChoices {
+        LayerChoices { tokens: 0.0, popularity: vec![0.0; experts] }
+    }
+
+    /// Number of experts.
+    pub fn experts(&self) -> usize {
+        self.popularity.len()
+    }
+
+    /// Notes what `tokens` tokens chose, experts with their rows. Returns the time, in tokens.
+    pub fn chosen(&mut self, chosen: &[(u32, u32)], tokens: usize) -> f64 {
+        self.tokens += tokens as f64;
+        for (expert, rows) in chosen {
+            if let Some(sum) = self.popularity.get_mut(*expert as usize) {
+                *sum += *rows as f32;
+            }
+        }
+        self.tokens
+    }
+
+    /// The experts that an even share of the tokens or more have chosen, the most popular first.
+    pub fn popular(&self) -> Vec<u32> {
+        let of = |e: &u32| self.popularity[*e as usize];
+        let all: f32 = self.popularity.iter().sum();
+        let even = all / self.experts().max(1) as f32;
+        let mut popular: Vec<u32> =
+            (0..self.experts() as u32).filter(|e| all > 0.0 && of(e) >= even).collect();
+        popular.sort_by(|a, b| of(b).total_cmp(&of(a)));
+        popular
     }
 }
 

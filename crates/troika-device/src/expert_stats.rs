@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Counts of the experts that are read from disk, since the model was opened.
+/// Counts of the experts that are loaded when tokens choose them, since the model was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExpertStats {
     /// Experts of all layers.
@@ -19,17 +19,17 @@ pub struct ExpertStats {
     pub hits: u64,
     /// Those that were on the way.
     pub coming: u64,
-    /// Experts that were read because they might be chosen next.
+    /// Experts that were loaded because they might be chosen next.
     pub expected: u64,
     /// Those of them that were.
     pub expected_used: u64,
     /// Experts that made way for others.
     pub evictions: u64,
-    /// Bytes that were read.
+    /// Bytes that were read or loaded.
     pub bytes_read: u64,
-    /// How long computing waited for reads.
+    /// How long computing waited for reads, or how long a device loaded.
     pub stall: Duration,
-    /// How they are read: `io_uring` or `threads`.
+    /// How they are read: `io_uring` or `threads`; empty: a device loads them.
     pub reads: &'static str,
 }
 

@@ -1,0 +1,187 @@
+//! Experts of a device that come and go: their weights in slots, and the tasks that load them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use troika_device::{
+    Buffer, Clock, CompileRequest, Device, DeviceError, Executable, ExpertForecast, ExpertStats,
+    View, WeightSource, Weights,
+};
+use troika_graph::Subgraph;
+use troika_program::{ExpertCache, ExpertSlots};
+
+use crate::error::EngineError;
+use crate::memory::allocate;
+
+/// Bytes of the mark of a slot, by which tasks that use it wait for each other.
+const MARK: usize = 64;
+
+/// Where weights come from after a model was opened.
+pub type LastingWeights = Arc<dyn WeightSource + Send + Sync>;
+
+/// A group of experts that a device can load.
+pub(crate) struct CachedGraph {
+    pub graph: Subgraph,
+    pub bytes: u64,
+    /// Its code; `None` if weights are part of it, so that loading makes it.
+    pub code: Option<Arc<Executable>>,
+}
+
+/// What a slot holds: a group's number, and its weights.
+type Held = Option<(u32, Arc<Weights>)>;
+
+/// The experts of a device that come and go.
+pub(crate) struct DeviceExperts {
+    pub of: ExpertCache,
+    device: Arc<dyn Device>,
+    /// The number of the queue that loads.
+    pub lane: usize,
+    graphs: Vec<CachedGraph>,
+    slots: Mutex<ExpertSlots>,
+    held: Vec<Mutex<Held>>,
+    marks: Buffer,
+    source: Mutex<Option<LastingWeights>>,
+    forecast: Mutex<Option<Arc<dyn ExpertForecast>>>,
+    clock: Arc<dyn Clock>,
+}
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DeviceExperts {
+    /// An empty cache of some graphs, in the order of its groups.
+    ///
+    /// # Errors
+    /// There is no memory for the marks of its slots.
+    pub fn new(
+        of: &ExpertCache,
+        (device, lane): (Arc<dyn Device>, usize),
+        graphs: Vec<CachedGraph>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<DeviceExperts, EngineError> {
+        Ok(DeviceExperts {
+            device,
+            lane,
+            graphs,
+            slots: Mutex::new(ExpertSlots::new(of)),
+            held: (0..of.slots).map(|_| Mutex::default()).collect(),
+            marks: allocate(of.slots.checked_mul(MARK), "a cache of experts")?,
+            of: of.clone(),
+            source: Mutex::default(),
+            forecast: Mutex::default(),
+            clock,
+        })
+    }
+
+    /// Says where weights come from, and loads those that are there from the start. What fails is told
+    /// when rows choose it.
+    pub fn load_from(&self, source: &LastingWeights) {
+        *locked(&self.source) = Some(source.clone());
+        for (slot, group) in self.of.first().into_iter().enumerate() {
+            let _ = self.loaded(group, slot);
+        }
+        let mut slots = self.slots();
+        (slots.stats.bytes_read, slots.stats.stall) = (0, Duration::ZERO);
+    }
+
+    /// Says what names experts that will be chosen.
+    pub fn set_forecast(&self, forecast: &Arc<dyn ExpertForecast>) {
+        *locked(&self.forecast) = Some(forecast.clone());
+    }
+
+    /// What names experts that will be chosen.
+    pub fn forecast(&self) -> Option<Arc<dyn ExpertForecast>> {
+        locked(&self.forecast).clone()
+    }
+
+    /// The name of a group's graph.
+    pub fn name(&self, group: u32) -> &str {
+        &self.graphs[group as usize].graph.name
+    }
+
+    /// Which groups are where.
+    pub fn slots(&self) -> MutexGuard<'_, ExpertSlots> {
+        locked(&self.slots)
+    }
+
+    /// What became of groups.
+    pub fn stats(&self) -> ExpertStats {
+        let held = self.held.iter().filter_map(|slot| Some(locked(slot).as_ref()?.0));
+        let held = held.map(|group| self.graphs[group as usize].bytes).sum();
+        ExpertStats { held, ..self.slots().stats.clone() }
+    }
+
+    /// The mark of a slot.
+    ///
+    /// # Errors
+    /// There is no such slot.
+    pub fn mark(&self, slot: usize) -> Result<View, DeviceError> {
+        Ok(View::dense(&self.marks, slot * MARK, (1, MARK))?)
+    }
+
+    /// Bytes that a group has to load into a slot.
+    pub fn missing(&self, group: u32, slot: usize) -> u64 {
+        let is_there = locked(&self.held[slot]).as_ref().is_some_and(|(held, _)| *held == group);
+        if is_there { 0 } else { self.graphs[group as usize].bytes }
+    }
+
+    /// The same where the group was expected, and perhaps its slot serves another one by now.
+    ///
+    /// # Errors
+    /// Those of [`DeviceExperts::loaded`].
+    pub fn load_expected(&self, group: u32, slot: usize) -> Result<(), DeviceError> {
+        let serves = self.slots().serves(group, slot);
+        if serves { self.loaded(group, slot).map(drop) } else { Ok(()) }
+    }
+
+    /// The weights of a group in a slot, loaded if they are not there. What was there is given up
+    /// before.
+    ///
+    /// # Errors
+    /// The device does not load them.
+    pub fn loaded(&self, group: u32, slot: usize) -> Result<Arc<Weights>, DeviceError> {
+        let mut held = locked(&self.held[slot]);
+        if let Some((_, weights)) = held.as_ref().filter(|(held, _)| *held == group) {
+            return Ok(weights.clone());
+        }
+        *held = None;
+        let began = self.clock.now();
+        let weights = self.load(&self.graphs[group as usize])?;
+        *held = Some((group, weights.clone()));
+        let took: Duration = self.clock.now().saturating_sub(began);
+        let mut slots = self.slots();
+        slots.stats.bytes_read += self.graphs[group as usize].bytes;
+        slots.stats.stall += took;
+        Ok(weights)
+    }
+
+    fn load(&self, of: &CachedGraph) -> Result<Arc<Weights>, DeviceError> {
+        let source = locked(&self.source).clone();
+        let source = source.ok_or_else(|| DeviceError::Weight {
+            name: of.graph.name.clone(),
+            why: "its weights were closed when the model was opened".into(),
+        })?;
+        let code = match &of.code {
+            Some(code) => code.clone(),
+            None => Executable::compiled(&*self.device, &of.graph, &*source)?,
+        };
+        self.device.load(&code, &of.graph, &*source)
+    }
+}
+
+/// Makes sure that a device takes the groups of a cache, one after the other: a device whose code has
+/// the weights in it would else hold all of them at once.
+///
+/// # Errors
+/// Why it refuses one.
+pub(crate) fn try_each(
+    device: &dyn Device,
+    graph: &Subgraph,
+    weights: &dyn WeightSource,
+    may_continue: &(dyn Fn(usize) -> bool + Sync),
+) -> Result<(), DeviceError> {
+    let request = CompileRequest { graphs: &[graph], weights, report_progress: may_continue };
+    let made = device.compile(&request).pop();
+    made.unwrap_or(Err(DeviceError::Cancelled)).map(drop)
+}
