@@ -363,7 +363,7 @@ fn activations_in_eight_bits() {
         let tokens: Vec<u32> = (0..48).map(|i| 1 + i * 83 % 4000).collect();
         all_logits(&model, &tokens).unwrap()
     };
-    for quant in [Quant::Q8, Quant::Q4] {
+    for quant in [Quant::Q8, Quant::Q4, Quant::Q4By64] {
         let exact = logits("cpu", quant, FloatType::F32, 48);
         let cpu = rms_error(&logits("cpu", quant, FloatType::Auto, 48), &exact);
         let whole = logits(&gpu_spec(), quant, FloatType::Auto, 48);

@@ -94,9 +94,12 @@ fn the_built_in_model_is_its_source_in_eight_bits() {
 fn quantized_models_stay_near_the_float_one() {
     let want = open_model(&tiny(), Quant::None, FloatType::F32, None);
     assert!(!want.quantized);
-    for (quant, exact, integer) in
-        [(Quant::Bf16, 1e-6, 0.01), (Quant::Q8, 0.02, 0.05), (Quant::Q4, 0.2, 0.2)]
-    {
+    for (quant, exact, integer) in [
+        (Quant::Bf16, 1e-6, 0.01),
+        (Quant::Q8, 0.02, 0.05),
+        (Quant::Q4, 0.2, 0.2),
+        (Quant::Q4By64, 0.25, 0.25),
+    ] {
         let floats = open_model(&tiny(), quant, FloatType::F32, None);
         let ints = open(quant, None);
         let errors = [&floats, &ints].map(|o| rms_error(&o.logits, &want.logits));
@@ -112,15 +115,17 @@ fn quantized_models_stay_near_the_float_one() {
 
 #[test]
 fn norms_router_and_embedding_stay() {
-    let options = OpenOptions { quant: Quant::Q4, ..OpenOptions::default() };
-    let model = Model::open(&tiny(), &options).unwrap();
-    let dtype = |key| model.store().shape(key).unwrap().dtype;
-    assert_eq!(dtype(Key::model(WeightRole::Embed)), DType::BF16);
-    assert_eq!(dtype(Key::model(WeightRole::Head)), DType::Q8_0);
-    assert_eq!(dtype(Key::layer(0, WeightRole::Router)), DType::BF16);
-    assert_eq!(dtype(Key::layer(0, WeightRole::AttnPre)), DType::BF16);
-    assert_eq!(dtype(Key::layer(0, WeightRole::Q)), DType::Q4_G32);
-    assert_eq!(dtype(Key::indexed(3, WeightRole::ExpertDown, 7)), DType::Q4_G32);
+    for (quant, four) in [(Quant::Q4, DType::Q4_G32), (Quant::Q4By64, DType::Q4_G64)] {
+        let options = OpenOptions { quant, ..OpenOptions::default() };
+        let model = Model::open(&tiny(), &options).unwrap();
+        let dtype = |key| model.store().shape(key).unwrap().dtype;
+        assert_eq!(dtype(Key::model(WeightRole::Embed)), DType::BF16);
+        assert_eq!(dtype(Key::model(WeightRole::Head)), DType::Q8_0);
+        assert_eq!(dtype(Key::layer(0, WeightRole::Router)), DType::BF16);
+        assert_eq!(dtype(Key::layer(0, WeightRole::AttnPre)), DType::BF16);
+        assert_eq!(dtype(Key::layer(0, WeightRole::Q)), four);
+        assert_eq!(dtype(Key::indexed(3, WeightRole::ExpertDown, 7)), four);
+    }
 }
 
 fn packed_files(dir: &Path) -> Vec<PathBuf> {

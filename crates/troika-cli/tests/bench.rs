@@ -128,6 +128,14 @@ fn sequences_that_the_cache_does_not_hold_at_once_are_refused() {
 }
 
 #[test]
+fn answers_are_measured_without_other_tests() {
+    let args = ["-p", "0", "-n", "0", "--pg", "48,2", "-r", "1", "-o", "json"];
+    let rows: Value = serde_json::from_str(&text(&bench(&args))).unwrap();
+    assert_eq!((rows.as_array().unwrap().len(), rows[0]["n_gen"].as_u64()), (1, Some(2)));
+    assert!(rows[0]["end_to_end_ms"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     for (args, code, words) in [
         (&["--synthetic", "gpt-9"][..], 2, "known: qwen3-0.6b"),

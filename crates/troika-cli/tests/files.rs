@@ -206,6 +206,7 @@ fn flags_without_effect_are_refused() {
             &["--repeat-last-n has no effect"],
         ),
         (&["run", "--npu-profiling", "basic"], &["--npu-profiling has", "without --trace"]),
+        (&["plan", "--npu-profiling", "basic"], &["--npu-profiling has", "without --compile"]),
         (
             &["run", "-p", "x", "--trace", "t.json", "--npu-profiling", "basic"],
             &["--npu-profiling has no effect without an NPU"],

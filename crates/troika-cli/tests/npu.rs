@@ -190,6 +190,7 @@ fn plans_keep_to_their_calibration() {
     for (format, prefill, decode) in [
         ("prefill=f16,decode=w8a8", Some("f16"), Some("int8:tensor")),
         ("prefill=f32,decode=w8a8", None, Some("int8:tensor")),
+        ("prefill=w4f16,decode=w8a8", Some("f16:int4"), Some("int8:tensor")),
         ("w8a8", Some("int8:tensor"), Some("int8:tensor")),
     ] {
         let make = ["plan", "--calibration", "one.json", "--npu-format", format];
@@ -210,6 +211,12 @@ fn plans_keep_to_their_calibration() {
         let run = ["run", "-p", "Hi", "-n", "3", "--device", "npu:reference,cpu"];
         stdout(&here(dir, &[&run[..], &plan].concat()));
     }
+    // Prompts in four bits on the NPU, answers as another device computes them.
+    let apart = ["plan", "--npu-format", "w4f16", "--strategy", "prefill-decode"];
+    let text = stdout(&here(dir, &[&apart[..], &device].concat()));
+    let plan: Value = serde_json::from_str(&text).unwrap();
+    let has = |phase: &str| plan[phase].to_string().contains("f16:int4");
+    assert!(has("prefill") && !has("decode"), "{text}");
     for format in ["f64", "prefill=f64", "decode=f16,decode=f16", "first=f16", "prefill=f16,w8a8"] {
         let out = here(dir, &[&HI[..], &device, &["--npu-format", format]].concat());
         let said = String::from_utf8_lossy(&out.stderr).into_owned();

@@ -87,6 +87,26 @@ fn compilers_and_kept_graphs_are_profiled() {
     assert!(!tables.contains("| compile |") && !tables.contains("| probe |"), "{tables}");
 }
 
+/// A plan has the times of ops where a profiler tells them, and elsewhere why there are none.
+#[test]
+fn a_plan_has_times_of_ops() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = ["plan", "--device", "npu:reference,cpu", "--row-buckets", "16", "--explain"];
+    let told = |more: &[&str]| {
+        let out = troika(dir.path(), &[&plan[..], &["--compile"], more].concat());
+        assert!(out.status.success(), "{}", said(&out));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let text = told(&["--npu-profiling", "detailed"]);
+    let line = text.lines().find(|l| l.starts_with("| linear | npu | ")).unwrap();
+    let cells: Vec<&str> = line.split(" | ").collect();
+    assert!(cells[2].parse::<u64>().unwrap() > 0 && cells[4] == "us |", "{line}");
+    let on_cpu = "| attention | cpu | - | - | no profiler tells its ops apart |";
+    assert!(text.contains(on_cpu), "{text}");
+    let unmeasured = "| linear | npu | - | - | --npu-profiling detailed measures it |";
+    assert!(told(&[]).contains(unmeasured));
+}
+
 #[test]
 fn levels_that_a_provider_lacks_are_refused() {
     let dir = tempfile::tempdir().unwrap();

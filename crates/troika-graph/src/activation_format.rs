@@ -17,6 +17,9 @@ pub enum ActivationFormat {
     /// Halves: activations, weights and results are rounded to f16. How exact sums are is up to the
     /// device.
     F16,
+    /// The same, with weights of four bits that share a scale in each row
+    /// ([`crate::quantize::row_int4`]).
+    F16Int4,
     /// Whole numbers, with exact sums of those that share a scale. Weights are
     /// [quantized](crate::DType::is_quantized).
     Int(IntFormat),
@@ -122,7 +125,12 @@ impl ActivationFormat {
 
     /// Whether a device converts the weights for it, whatever their type.
     pub fn converts_weights(&self) -> bool {
-        *self == ActivationFormat::F16 || self.converted_numbers().is_some()
+        self.is_halves() || self.converted_numbers().is_some()
+    }
+
+    /// Whether activations are halves.
+    pub fn is_halves(&self) -> bool {
+        matches!(self, ActivationFormat::F16 | ActivationFormat::F16Int4)
     }
 
     /// Its whole numbers, if a device converts the weights for them: other than with a dynamic scale
@@ -171,6 +179,7 @@ impl fmt::Display for ActivationFormat {
             ActivationFormat::F32 => return f.write_str("f32"),
             ActivationFormat::Bf16 => return f.write_str("bf16"),
             ActivationFormat::F16 => return f.write_str("f16"),
+            ActivationFormat::F16Int4 => return f.write_str("f16:int4"),
             ActivationFormat::Int(n) => n,
         };
         write!(f, "{}int{}", if n.signed { "" } else { "u" }, n.bits)?;
@@ -188,8 +197,9 @@ impl fmt::Display for ActivationFormat {
 /// A text that names no activation format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no activation format: f32, bf16, f16, or whole numbers as in int8, int8:64 (columns of a \
-     scale), uint8:row and int16:tensor:static (or clipped, smoothed, smoothed-clipped)"
+    "`{0}` is no activation format: f32, bf16, f16, f16:int4 (weights of 4 bits), or whole numbers as \
+     in int8, int8:64 (columns of a scale), uint8:row and int16:tensor:static (or clipped, smoothed, \
+     smoothed-clipped)"
 )]
 pub struct UnknownActivationFormat(String);
 
@@ -208,6 +218,7 @@ impl FromStr for ActivationFormat {
             ["f32"] => return Ok(ActivationFormat::F32),
             ["bf16"] => return Ok(ActivationFormat::Bf16),
             ["f16"] => return Ok(ActivationFormat::F16),
+            ["f16", "int4"] => return Ok(ActivationFormat::F16Int4),
             [number] => (number, "32", ScaleOrigin::Dynamic),
             [number, by] => match origin(by) {
                 Some(origin) => (number, "32", origin),
@@ -255,6 +266,7 @@ mod tests {
             "f32",
             "bf16",
             "f16",
+            "f16:int4",
             "int8",
             "int7",
             "int8:64",

@@ -56,6 +56,34 @@ pub fn row_bytes(x: &[f32], out: &mut [u8]) {
     }
 }
 
+/// A row as numbers of four bits, from -8 to 7, with one scale for all, which is an f16: NaN if a
+/// value is no number or infinite. As with blocks, of several ranges the one with the smallest
+/// squared error counts.
+///
+/// # Panics
+/// If there are not as many numbers as values.
+pub fn row_int4(x: &[f32], numbers: &mut [i8]) -> f32 {
+    assert_eq!(x.len(), numbers.len(), "a number for each value");
+    let most = largest(x);
+    if !most.is_finite() {
+        numbers.fill(1);
+        return f32::NAN;
+    }
+    let plain = 7.0 / most;
+    // The largest of thousands of values is far out: cutting it off gains more than of 32 or 128.
+    let stretch = |i: usize| plain * (0.9 + 0.1 * i as f32);
+    let choices: [([f32; LANES], [f32; LANES]); 2] = std::array::from_fn(|i| {
+        (std::array::from_fn(|lane| stretch(i * LANES + lane)), [8.0; LANES])
+    });
+    let best = if plain.is_finite() { search(x, &choices).0 } else { 0.0 };
+    let (scale, inverse) = stored(best);
+    for (x, number) in x.iter().zip(numbers) {
+        *number = steps(*x, inverse, 8.0) as i8;
+    }
+    // Zeros have any scale; compilers want one above zero.
+    if inverse > 0.0 { scale.to_f32() } else { 1.0 }
+}
+
 /// Quantizes block by block. Without closures, which would not be compiled for the caller's
 /// instruction set.
 #[inline(always)]

@@ -238,7 +238,7 @@ impl Check<'_> {
     fn activations(&self, activations: ActivationFormat, w: WeightRef) -> Checked {
         let d = self.g.weight(w);
         let fits = match activations {
-            ActivationFormat::F32 | ActivationFormat::F16 => true,
+            ActivationFormat::F32 | ActivationFormat::F16 | ActivationFormat::F16Int4 => true,
             ActivationFormat::Int(_) => d.dtype.is_quantized() || activations.converts_weights(),
             ActivationFormat::Bf16 => d.dtype == DType::BF16,
         };

@@ -2,7 +2,8 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
-use troika_graph::{DType, blocks::dequantize, quantize::is_target, quantize::quantize};
+use troika_graph::quantize::{is_target, quantize, row_int4};
+use troika_graph::{DType, blocks::dequantize};
 
 const TARGETS: [DType; 5] =
     [DType::Q8_0, DType::Q4_0, DType::Q4_G32, DType::Q4_G64, DType::Q4_G128];
@@ -106,6 +107,27 @@ fn what_is_no_number_is_told() {
     }
     assert!(!quantize(DType::BF16, &[1.0, f32::NAN], &mut [0; 4]));
     assert!(quantize(DType::BF16, &[1.0, -3.0], &mut [0; 4]));
+}
+
+/// Rows of any length, with one scale.
+#[test]
+fn rows_of_four_bits_come_back_within_their_error() {
+    let back = |x: &[f32]| -> (Vec<f32>, f32) {
+        let mut numbers = vec![9; x.len()];
+        let scale = row_int4(x, &mut numbers);
+        assert!(numbers.iter().all(|n| (-8..8).contains(n)));
+        (numbers.iter().map(|n| f32::from(*n) * scale).collect(), scale)
+    };
+    let x = normal(3, 4099);
+    let error = relative_rms(&back(&x).0, &x);
+    println!("{error:.4}");
+    assert!(error < 0.12, "{error}");
+    let exact: Vec<f32> = (0..37).map(|i| ((i * 7 % 16) as f32 - 8.0) * 0.25).collect();
+    assert_eq!(back(&exact), (exact.clone(), 0.25));
+    assert_eq!(back(&[0.0; 5]), (vec![0.0; 5], 1.0));
+    for bad in [f32::NAN, f32::INFINITY] {
+        assert!(back(&[1.0, bad, 2.0]).0.iter().all(|v| v.is_nan()));
+    }
 }
 
 #[test]

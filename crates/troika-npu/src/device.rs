@@ -135,13 +135,18 @@ impl NpuDevice {
         DeviceError::Unsupported { device, op, graph, why }
     }
 
+    /// Runs a model once, for its profile.
+    fn try_profiled(&self, model: &CompiledModel) -> Result<(), String> {
+        self.recorder.level().map_or(Ok(()), |_| model.probed().map(drop))
+    }
+
     /// Runs a model once beside the reference: compilers exist whose graphs compute something else.
     ///
     /// # Errors
     /// How its results differ.
     fn probe(&self, model: &CompiledModel, emitted: &Emitted) -> Result<(), String> {
         if self.chosen == Chosen::REFERENCE {
-            return Ok(());
+            return self.try_profiled(model);
         }
         let results = model.probed()?;
         // The reference maps the same pages.
@@ -272,7 +277,8 @@ impl NpuDevice {
         let context = self.cache.as_ref()?.get(&self.key(emitted))?;
         self.recorder.span(Lane::Host, "read kept graph", name, start);
         // What another version wrote is compiled again.
-        self.opened(name, "load", MadeFrom::Compiled(&context), emitted).ok()
+        let model = self.opened(name, "load", MadeFrom::Compiled(&context), emitted).ok()?;
+        self.try_profiled(&model).ok().map(|()| model)
     }
 
     /// A session of a model, or of its compiled form.
@@ -356,11 +362,12 @@ struct Compiling<'a, 'h> {
     may_continue: &'a dyn Fn() -> bool,
 }
 
-/// What products can take: halves, 8 and 16 bits with scales of a calibration, or 8 with one for
-/// each row or each few columns.
+/// What products can take: halves, also with weights of 4 bits, 8 and 16 bits with scales of a
+/// calibration, or 8 with one for each row or each few columns.
 fn formats() -> Vec<ActivationFormat> {
-    let others =
-        [ActivationFormat::by_row(8), ActivationFormat::of_columns(8), ActivationFormat::F16];
+    let halves = [ActivationFormat::F16, ActivationFormat::F16Int4];
+    let others = [ActivationFormat::by_row(8), ActivationFormat::of_columns(8)];
+    let others = others.into_iter().chain(halves);
     ActivationFormat::calibrated(8).chain(ActivationFormat::calibrated(16)).chain(others).collect()
 }
 

@@ -76,9 +76,9 @@ impl Default for PlanRequest {
 }
 
 impl PlanRequest {
-    /// Whether products of devices that have a format take it.
-    fn converts_to(&self, format: ActivationFormat) -> bool {
-        self.calibrated.as_ref().is_some_and(|c| c.format == format)
+    /// Whether products of devices that have halves take them.
+    fn halves(&self) -> bool {
+        self.calibrated.as_ref().is_some_and(|c| c.format.is_halves())
     }
 }
 
@@ -136,7 +136,7 @@ pub fn make(
     let placed = |phase| request.strategy.rules(spec, devices, phase, chunk);
     let rules = match request.strategy {
         Strategy::Experts(policy) => {
-            let halves = request.converts_to(ActivationFormat::F16);
+            let halves = request.halves();
             let settings = &request.experts;
             let chunks = if settings.gathers() { in_flight(request, chunk, true) } else { 1 };
             let gathered = chunks.saturating_mul(chunk);

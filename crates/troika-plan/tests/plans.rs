@@ -185,7 +185,7 @@ fn files_hold_what_was_planned() {
         assert!(older != text && Plan::from_json(&older).unwrap() == plan);
         let e = Plan::from_json(&text.replace("\"int8\"", "\"int0\"")).unwrap_err().to_string();
         assert!(
-            e.contains("`int0` is no activation format: f32, bf16, f16, or whole numbers"),
+            e.contains("`int0` is no activation format: f32, bf16, f16, f16:int4 (weights of 4 bits), or whole"),
             "{e}"
         );
         assert_eq!(Strategy::parse(strategy.name()), Ok(strategy.clone()));

@@ -44,7 +44,9 @@ impl Rates {
         match format {
             ActivationFormat::F32 => f32,
             ActivationFormat::Int(_) => int8.unwrap_or(f32),
-            ActivationFormat::Bf16 | ActivationFormat::F16 => bf16.unwrap_or(f32),
+            ActivationFormat::Bf16 | ActivationFormat::F16 | ActivationFormat::F16Int4 => {
+                bf16.unwrap_or(f32)
+            }
         }
     }
 

@@ -45,7 +45,9 @@ impl Demand {
         let sum = match format {
             ActivationFormat::F32 => &mut self.f32,
             ActivationFormat::Int(_) => &mut self.int8,
-            ActivationFormat::Bf16 | ActivationFormat::F16 => &mut self.bf16,
+            ActivationFormat::Bf16 | ActivationFormat::F16 | ActivationFormat::F16Int4 => {
+                &mut self.bf16
+            }
         };
         *sum = sum.saturating_add(count);
     }

@@ -143,7 +143,9 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
     }
     let peak = |format: &ActivationFormat| match format {
         ActivationFormat::F32 => None,
-        ActivationFormat::Bf16 | ActivationFormat::F16 => p.peak_gops.bf16,
+        ActivationFormat::Bf16 | ActivationFormat::F16 | ActivationFormat::F16Int4 => {
+            p.peak_gops.bf16
+        }
         ActivationFormat::Int(_) => p.peak_gops.int8,
     };
     formats.retain(|format| peak(format).is_some_and(|rate| rate > p.peak_gops.f32));

@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::CodeWeights;
-use troika_graph::{DType, IntFormat, Op, ScaleOrigin, Subgraph, WeightDecl, WeightSlice};
+use troika_graph::{
+    ActivationFormat, DType, IntFormat, Op, ScaleOrigin, Subgraph, WeightDecl, WeightSlice,
+};
 use troika_model::lower::Lowered;
 
 /// Bytes of a row of a weight as it is stored.
@@ -45,6 +47,10 @@ pub(super) fn in_code(graph: &Subgraph, code: CodeWeights) -> Vec<u64> {
         }
         let decl = graph.weight(*weight);
         rows[weight.0 as usize] = match activations.converted_numbers() {
+            // Numbers, and a scale of two bytes.
+            None if code.keeps_blocks && *activations == ActivationFormat::F16Int4 => {
+                decl.cols.div_ceil(2) as u64 + 2
+            }
             None if code.keeps_blocks && decl.dtype.is_quantized() => as_they_are(decl),
             None => 2 * decl.cols as u64,
             // Four bits stay so.

@@ -148,6 +148,8 @@ pub enum NpuNumbers {
     Floats,
     /// Floats of 16 bits.
     Halves,
+    /// Floats of 16 bits, and weights of 4 bits with a scale for each row.
+    HalvesByInt4,
     /// Whole numbers, by a calibration.
     Calibrated(CalibrationOptions),
 }
@@ -158,6 +160,7 @@ impl NpuNumbers {
         match self {
             NpuNumbers::Floats => None,
             NpuNumbers::Halves => Some(ActivationFormat::F16),
+            NpuNumbers::HalvesByInt4 => Some(ActivationFormat::F16Int4),
             NpuNumbers::Calibrated(calibration) => Some(calibration.format()),
         }
     }

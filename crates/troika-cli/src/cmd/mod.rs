@@ -8,6 +8,7 @@ pub mod devices;
 pub mod doctor;
 pub mod ls;
 pub mod man;
+mod op_times;
 pub mod outliers;
 pub mod perplexity;
 pub mod plan;

@@ -11,6 +11,7 @@ use troika::trace::Tracer;
 use troika::{OpenOptions, Planned};
 use troika_lab::Subject;
 
+use super::op_times::OpTimes;
 use super::run::open_options;
 use crate::error::CliError;
 use crate::flags::PlanArgs;
@@ -21,7 +22,10 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     file::check("plan", args.out.as_deref())?;
     let subject = resolve::subject(&args.subject)?;
     let compute = &args.open.compute;
-    let mut options = open_options(&args.open, Tracer::off())?;
+    let is_profiled = args.npu_profiling.npu_profiling.is_some();
+    let tracer = if is_profiled { Tracer::on() } else { Tracer::off() };
+    let mut options = open_options(&args.open, tracer.clone())?;
+    args.npu_profiling.apply(&mut options)?;
     compute.placement.use_own_profile(&compute.quant, &mut options);
     options.devices.auto = compute.placement.auto_or_open(&compute.quant);
     let options = subject.chosen(&options)?;
@@ -31,6 +35,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
     let plan = &planned.plan;
     planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
+    tracer.notes().iter().for_each(|note| output::note_line(note));
     if let Some(path) = &args.out {
         file::write_json("plan", path, &plan.to_json())?;
     }
@@ -43,6 +48,10 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
             let mut delegated = delegated(plan, &planned.refusals);
             if args.compile {
                 delegated.push_str("\ncompiled: the devices took what the plan gives them\n");
+                let (times, lowered) = (OpTimes::of(&tracer.spans()), planned.model.lowered(plan)?);
+                let devices = &planned.model.devices;
+                let kind = |name: &str| devices.iter().find(|d| d.name() == name).map(|d| d.kind());
+                delegated.push_str(&times.table(plan, &lowered, is_profiled, kind));
             }
             let held = held(&planned.held()?);
             let copied = copied(&planned.copies()?);

@@ -21,8 +21,9 @@ pub struct CalibrationArgs {
     /// Bits of weights and activations of NPUs' products [default: w8a8 with a calibration, else
     /// f32]
     ///
-    /// One of w8a8, w8a16, w4a16, f16 and f32, or one for each phase: prefill=f16,decode=w8a8. Floats
-    /// need no calibration. w4a16 also gives float weights four bits (--quant q4).
+    /// One of w8a8, w8a16, w4a16, w4f16, f16 and f32, or one for each phase: prefill=f16,decode=w8a8.
+    /// Activations in floats (the last three) need no calibration. w4f16 gives weights four bits with
+    /// a scale for each row; w4a16 also gives float weights four bits (--quant q4).
     #[arg(long, value_parser = formats, value_name = "FORMAT")]
     pub npu_format: Option<[NpuFormat; 2]>,
     /// Have NPUs compute attention, too, although another device can
@@ -48,6 +49,7 @@ pub enum NpuFormat {
     W8a8,
     W8a16,
     W4a16,
+    W4f16,
     F16,
     F32,
 }
@@ -59,7 +61,7 @@ fn formats(text: &str) -> Result<[NpuFormat; 2], String> {
     let of = |name| NpuFormat::from_str(name, false).ok();
     let both = of(prefill).zip(of(decode));
     both.map(<[NpuFormat; 2]>::from).ok_or_else(|| {
-        "it is none of w8a8, w8a16, w4a16, f16 and f32, nor one for each phase, as in \
+        "it is none of w8a8, w8a16, w4a16, w4f16, f16 and f32, nor one for each phase, as in \
          prefill=f16,decode=w8a8"
             .into()
     })
@@ -115,6 +117,7 @@ impl CalibrationArgs {
         let bits = match format {
             NpuFormat::F32 => return Ok(NpuNumbers::Floats),
             NpuFormat::F16 => return Ok(NpuNumbers::Halves),
+            NpuFormat::W4f16 => return Ok(NpuNumbers::HalvesByInt4),
             NpuFormat::W8a8 => 8,
             NpuFormat::W8a16 | NpuFormat::W4a16 => 16,
         };

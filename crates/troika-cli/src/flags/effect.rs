@@ -44,6 +44,7 @@ const RULES: &[Rule] = &[
     ),
     ("outliers", Without("calibration"), "NPUs compute with floats without one"),
     ("npu_profiling", Without("trace"), "what it says goes to the trace"),
+    ("npu_profiling", Without("compile"), "only compiled graphs run"),
     (
         "batch_size",
         Without("parallel"),

@@ -16,7 +16,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// What NPUs' own profilers add to a trace.
 #[derive(Args)]
 pub struct NpuProfilingArgs {
-    /// Let the NPUs' own profilers add to the trace; LEVEL=DIR keeps their own files in a folder
+    /// Let the NPUs' own profilers add to the trace, or to what plan --compile says; LEVEL=DIR keeps
+    /// their own files in a folder
     ///
     /// basic: times of runs; detailed: also of nodes; optrace: also what Qualcomm's viewer reads.
     #[arg(long, value_name = "LEVEL", value_parser = profiling)]

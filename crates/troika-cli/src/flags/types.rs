@@ -20,11 +20,12 @@ pub(super) const CACHE_TYPES: [(&str, &str, DType); 3] = [
 ];
 
 /// Quantizations of float weights.
-pub(super) const QUANTS: [(&str, &str, Quant); 4] = [
+pub(super) const QUANTS: [(&str, &str, Quant); 5] = [
     ("none", "As the file has them", Quant::None),
     ("bf16", "bfloat16", Quant::Bf16),
     ("q8", "8 bits, a scale for every 32", Quant::Q8),
     ("q4", "4 bits, a scale and a zero point for every 32; the head has 8", Quant::Q4),
+    ("q4-64", "The same for every 64, as in MLX", Quant::Q4By64),
 ];
 
 /// One of these values, each with its name and what it is.

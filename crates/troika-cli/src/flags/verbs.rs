@@ -411,6 +411,8 @@ pub struct PlanArgs {
     #[arg(long)]
     pub compile: bool,
     #[command(flatten)]
+    pub npu_profiling: NpuProfilingArgs,
+    #[command(flatten)]
     pub open: OpenArgs,
 }
 

@@ -103,7 +103,7 @@ impl Compiler<'_> {
         let number = all.take_while(|n| !std::ptr::eq(*n, node)).count();
         let (inter, activations) = (self.graph.weight(e.gate[0]).rows, e.activations);
         let of = ExpertsCode { number, capacity, inter, act: e.act, activations };
-        if matches!(activations, ActivationFormat::Int(_) | ActivationFormat::F16) {
+        if matches!(activations, ActivationFormat::Int(_)) || activations.is_halves() {
             self.made(node.op.name(), activations)?;
         }
         let mut all = e.gate.iter().chain(&e.up).chain(&e.down);

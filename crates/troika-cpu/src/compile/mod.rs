@@ -435,12 +435,9 @@ impl Compiler<'_> {
             Op::Linear { weight, bias, activations, .. } if activations.is_tensor_bytes() => {
                 self.calibrated(*weight, *bias, *activations)?
             }
-            Op::Linear {
-                weight,
-                bias,
-                activations: activations @ (ActivationFormat::Int(_) | ActivationFormat::F16),
-                ..
-            } => {
+            Op::Linear { weight, bias, activations, .. }
+                if matches!(activations, ActivationFormat::Int(_)) || activations.is_halves() =>
+            {
                 self.made("linear", *activations)?;
                 let packed = self.packed(*weight)?;
                 let kind = Quantization::of(self.graph.weight(*weight).dtype, *activations);

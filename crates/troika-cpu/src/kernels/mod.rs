@@ -115,7 +115,7 @@ pub fn multiply(isa: Isa, weight: DType, activations: ActivationFormat) -> Optio
             int8::multiply(isa, weight, int8::Quantization::of(weight, activations))
         }
         ActivationFormat::F32 | ActivationFormat::Bf16 => linear::multiply(isa, activations),
-        ActivationFormat::Int(_) | ActivationFormat::F16 => None,
+        ActivationFormat::Int(_) | ActivationFormat::F16 | ActivationFormat::F16Int4 => None,
     }
 }
 

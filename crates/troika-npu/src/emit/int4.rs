@@ -1,8 +1,10 @@
-//! Stored 4-bit blocks as ONNX has them: numbers `[k, n]`, and scales for blocks of `k`.
+//! Numbers of 4 bits as ONNX has them: of stored blocks `[k, n]`, with scales for blocks of `k`, and of
+//! rows `[n, k]`, with one for each.
 
 use half::f16;
 use troika_graph::DType;
 use troika_graph::blocks::dequantize;
+use troika_graph::quantize::row_int4;
 
 /// A type of 4-bit blocks that have one scale each.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,6 +54,33 @@ impl Int4 {
         }
         let zeros = zeros.iter().any(|z| *z != 0).then(|| nibbles(&zeros));
         PackedInt4 { numbers: nibbles(&numbers), scales, zeros }
+    }
+}
+
+/// Rows of signed 4-bit numbers, with a scale for each.
+pub(super) struct Int4Rows {
+    numbers: Vec<i8>,
+    pub scales: Vec<f32>,
+}
+
+impl Int4Rows {
+    /// Rounds rows of `k` columns.
+    pub fn of(values: &[f32], k: usize) -> Int4Rows {
+        let (k, mut numbers) = (k.max(1), vec![0; values.len()]);
+        let rows = values.chunks_exact(k).zip(numbers.chunks_exact_mut(k));
+        let scales = rows.map(|(row, numbers)| row_int4(row, numbers)).collect();
+        Int4Rows { numbers, scales }
+    }
+
+    /// What they stand for.
+    pub fn values(&self, k: usize) -> Vec<f32> {
+        let rows = self.numbers.chunks_exact(k.max(1)).zip(&self.scales);
+        rows.flat_map(|(row, scale)| row.iter().map(move |n| f32::from(*n) * scale)).collect()
+    }
+
+    /// The numbers, two in a byte.
+    pub fn packed(&self) -> Vec<u8> {
+        nibbles(&self.numbers)
     }
 }
 

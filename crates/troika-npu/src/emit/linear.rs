@@ -4,6 +4,7 @@ use troika_device::DeviceError;
 use troika_graph::{ActivationFormat, ExpertGroup, HeadLinear, WeightRef};
 
 use super::Emitter;
+use super::int4::Int4Rows;
 use crate::onnx::{Attribute, ElementType};
 use crate::rewrites::Rewrite;
 
@@ -45,6 +46,9 @@ impl Emitter<'_> {
         if let Some(format) = activations.converted_numbers() {
             return self.quantized(x, weight, bias, format);
         }
+        if activations == ActivationFormat::F16Int4 {
+            return self.int4_product(x, weight, bias);
+        }
         let halves = activations == ActivationFormat::F16;
         let element = if halves { ElementType::F16 } else { ElementType::F32 };
         self.linear(x, weight, bias, element)
@@ -58,17 +62,54 @@ impl Emitter<'_> {
         bias: Option<WeightRef>,
         element: ElementType,
     ) -> Result<String, DeviceError> {
-        let has = |rewrite| self.options.rewrites.has(rewrite);
-        let pads = has(Rewrite::MultiplesOf16);
-        if !pads && !self.convolves() {
+        if !self.takes_whole() {
             return self.matrix_product(x, weight, bias, element);
         }
         let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
         let (n, k) = (decl.rows, decl.cols);
         let bias = bias.map(|b| self.read(b)).transpose()?;
-        let matrix = Matrix { n, k, values, bias, element };
-        if !pads {
-            return Ok(self.product(x, &matrix));
+        Ok(self.whole(x, &Matrix { n, k, values, bias, element }))
+    }
+
+    /// Whether rewrites take a weight's floats as a whole.
+    fn takes_whole(&self) -> bool {
+        self.options.rewrites.has(Rewrite::MultiplesOf16) || self.convolves()
+    }
+
+    /// A product of halves with a weight of numbers of 4 bits, one scale for each row.
+    fn int4_product(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+    ) -> Result<String, DeviceError> {
+        let element = ElementType::F16;
+        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
+        let (n, k) = (decl.rows, decl.cols);
+        let bias = bias.map(|b| self.read(b)).transpose()?;
+        let rows = Int4Rows::of(&values, k);
+        drop(values);
+        // OpenVINO misreads numbers of odd rows, takes the scales of a single row for a weight, and
+        // weights of numbers as second operands only.
+        let fits = n > 1 && k.is_multiple_of(2) && !self.exchanged;
+        if self.takes_whole() || !fits || !self.options.provider.keeps_blocks() {
+            return Ok(self.whole(x, &Matrix { n, k, values: rows.values(k), bias, element }));
+        }
+        let numbers = self.model.constant(ElementType::I4, &[n, k], rows.packed());
+        let scales = self.typed(element, &[n], &rows.scales);
+        let axis = [Attribute::Int("axis", 0)];
+        let weight = self.model.node("DequantizeLinear", &[&numbers, &scales], &axis);
+        let bias = bias.map(|b| self.typed(element, &[n], &b));
+        let x = self.cast_to(x, element);
+        let y = self.gemm(&x, &weight, bias.as_deref());
+        Ok(self.cast(&y, ElementType::F32))
+    }
+
+    /// A product with a matrix as a whole, perhaps padded.
+    fn whole(&mut self, x: &str, matrix: &Matrix) -> String {
+        let (n, k) = (matrix.n, matrix.k);
+        if !self.options.rewrites.has(Rewrite::MultiplesOf16) {
+            return self.product(x, matrix);
         }
         let wide = matrix.padded();
         let x = match wide.k - k {
@@ -79,7 +120,7 @@ impl Emitter<'_> {
             }
         };
         let y = self.product(&x, &wide);
-        Ok(if wide.n == n { y } else { self.slice(&y, 0, n, 1) })
+        if wide.n == n { y } else { self.slice(&y, 0, n, 1) }
     }
 
     fn product(&mut self, x: &str, m: &Matrix) -> String {

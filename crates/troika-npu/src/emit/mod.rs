@@ -307,7 +307,7 @@ mod tests {
     };
     use troika_graph::{
         ActivationFormat, Attention, DType, Dim, Op, ProductForm, Shape, Subgraph, SubgraphBuilder,
-        WeightDecl, bind_static, form_products,
+        WeightDecl, bind_static, convert_products, form_products,
     };
 
     use super::{EmitOptions, emit};
@@ -391,6 +391,16 @@ mod tests {
         let sizes = inputs.chain(weights).collect();
         let ops: Vec<String> = graph.node.iter().map(|n| n.op_type.clone()).collect();
         (move |op: &str| ops.iter().filter(|o| *o == op).count(), sizes)
+    }
+
+    #[test]
+    fn rows_of_four_bits_are_numbers_unless_floats_are_asked_for() {
+        let graph = convert_products(&normed_product(), ActivationFormat::F16Int4);
+        let ops = |rewrites| ["DequantizeLinear", "Gemm", "Conv"].map(written(&graph, rewrites).0);
+        assert_eq!(ops(""), [1, 1, 0]);
+        assert_eq!(ops("linear-as-conv"), [0, 0, 1]);
+        let exchanged = form_products(&graph, |_| Some(ProductForm::Exchanged));
+        assert_eq!(["DequantizeLinear", "MatMul"].map(written(&exchanged, "").0), [0, 1]);
     }
 
     #[test]

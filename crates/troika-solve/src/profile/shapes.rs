@@ -170,7 +170,7 @@ fn parts(all: &mut Vec<ProfiledGraph>, whole: &Subgraph, converted: Option<Activ
     for size in GROUPS.into_iter().filter(|size| *size <= ids.len()) {
         for capacity in CAPACITIES.into_iter().filter(|rows| *rows <= most) {
             let Ok(group) = expert_group(whole, &ids[..size], capacity) else { continue };
-            let group = match converted.filter(|f| *f == ActivationFormat::F16) {
+            let group = match converted.filter(ActivationFormat::is_halves) {
                 Some(format) => convert_products(&group, format),
                 None => group,
             };

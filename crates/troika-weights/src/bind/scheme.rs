@@ -30,6 +30,9 @@ pub enum Quant {
     /// 4 bits, with a scale and a zero point per 32 ([`DType::Q4_G32`]). The head has 8 bits, since
     /// its errors reach the logits directly.
     Q4,
+    /// The same with a scale and a zero point per 64 ([`DType::Q4_G64`]), as in MLX. Rows that are
+    /// no multiple of 64 have them per 32.
+    Q4By64,
 }
 
 impl Quant {
@@ -40,6 +43,7 @@ impl Quant {
             Quant::Bf16 => "bf16",
             Quant::Q8 => "q8",
             Quant::Q4 => "q4",
+            Quant::Q4By64 => "q4-64",
         }
     }
 
@@ -57,8 +61,10 @@ impl Quant {
             Quant::None => return None,
             Quant::Bf16 => DType::BF16,
             _ if per_head => return None,
-            Quant::Q4 if role != WeightRole::Head => DType::Q4_G32,
-            Quant::Q8 | Quant::Q4 => DType::Q8_0,
+            Quant::Q8 => DType::Q8_0,
+            _ if role == WeightRole::Head => DType::Q8_0,
+            Quant::Q4By64 if need.cols.is_multiple_of(64) => DType::Q4_G64,
+            Quant::Q4 | Quant::Q4By64 => DType::Q4_G32,
         };
         let fits = need.cols.is_multiple_of(target.block_len());
         (!small && dtype.is_float() && dtype != target && fits).then_some(target)

@@ -34,9 +34,10 @@ use row::{Facts, Row, Test};
 /// Runs all tests and prints the table.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let tests = tests(args);
-    if args.repetitions == 0 || (tests.is_empty() && !args.overhead) {
+    let nothing = tests.is_empty() && args.answers.is_empty() && !args.overhead;
+    if args.repetitions == 0 || nothing {
         return Err(CliError::Usage(
-            "nothing to measure: give -p or -n, and -r of at least 1".into(),
+            "nothing to measure: give -p, -n or --pg, and -r of at least 1".into(),
         ));
     }
     let subject = resolve::subject(&args.subject)?;

@@ -92,7 +92,7 @@ pub fn floats(
 /// Floats that `cols` activations made ready take at most.
 fn ready(activations: ActivationFormat, cols: usize) -> usize {
     match activations {
-        ActivationFormat::F32 | ActivationFormat::F16 => 0,
+        ActivationFormat::F32 | ActivationFormat::F16 | ActivationFormat::F16Int4 => 0,
         ActivationFormat::Bf16 => cols,
         ActivationFormat::Int(_) => int8::floats(cols),
     }
