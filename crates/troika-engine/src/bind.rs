@@ -9,14 +9,15 @@ use troika_device::{
 };
 use troika_plan::Plan;
 use troika_program::{
-    BufferName, CachedGroup, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy, NamedHost, NamedRun,
-    NamedTask, NamedView, NamedWork, PackedSize, Program, Slots,
+    BufferName, CachedGroup, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy,
+    NamedHost, NamedRun, NamedTask, NamedView, NamedWork, PackedSize, Program, Slots,
 };
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
 use crate::experts::{
-    CachedIn, DeviceExperts, Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats, host_task,
+    CachedIn, DeviceExperts, Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats,
+    host_task,
 };
 use crate::memory::allocate;
 use crate::pool::EdgePool;
@@ -148,8 +149,9 @@ impl Binder<'_> {
             (self.model.tracer.clone(), self.model.devices[experts.rest.device].name());
         let lane = lane.into();
         let cached = experts.cached.iter().map(|group| {
-            group.map(|CachedGroup { cache, group }| {
-                CachedIn { cache: self.model.caches[cache].clone(), group }
+            group.map(|CachedGroup { cache, group }| CachedIn {
+                cache: self.model.caches[cache].clone(),
+                group,
             })
         });
         let (cached, split) = (cached.collect(), Arc::new(experts.split.clone()));

@@ -107,7 +107,12 @@ impl Engine {
         let states = state_buffers(&kv, &program, &devices)?;
         let memory = EngineMemory {
             kv_cache: states.iter().flatten().map(|b| b.len() as u64).sum(),
-            scratch: loaded.iter().flatten().map(|w| w.executable().scratch_bytes()).max().unwrap_or(0),
+            scratch: loaded
+                .iter()
+                .flatten()
+                .map(|w| w.executable().scratch_bytes())
+                .max()
+                .unwrap_or(0),
             ..EngineMemory::default()
         };
         let slots = Arc::new(Slots::new(&program, plan.prefill.chunk + program.padding));

@@ -5,7 +5,7 @@
 use troika::sim::Soc;
 use troika::trace::Tracer;
 use troika_lab::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
-use troika_plan::{Dispatch, ExpertPolicy, Plan, SyncMode};
+use troika_plan::{Dispatch, ExpertGroupPlan, ExpertPolicy, Plan, Split, SyncMode};
 
 const PROMPT: usize = 256;
 
@@ -34,13 +34,13 @@ fn shape() -> Shape {
     Shape::find(&format!("{}:Q4_0", file.display()), troika_lab::WEIGHTS).unwrap()
 }
 
-/// The plan of a strategy, and what a prompt takes by it in virtual time.
-fn run(soc: Soc, strategy: SocStrategy) -> Result<(Plan, u64), LabError> {
+/// A plan, or that of a strategy, and what a prompt takes by it in virtual time.
+fn run(soc: Soc, strategy: SocStrategy, plan: Option<Plan>) -> Result<(Plan, u64), LabError> {
     let simulation = Simulation::open(&SimulateOptions {
         soc,
         shape: shape(),
         strategy,
-        plan: None,
+        plan,
         prompt: PROMPT,
         generate: 2,
         sync: SyncMode::Predicted,
@@ -62,8 +62,8 @@ fn groups(plan: &Plan) -> usize {
 
 #[test]
 fn a_fast_npu_gets_groups_and_a_slow_one_none() {
-    let solved = |gops| run(soc(gops, ""), SocStrategy::Solved).unwrap();
-    let (alone, alone_ns) = run(soc(1.0, ""), SocStrategy::CpuOnly).unwrap();
+    let solved = |gops| run(soc(gops, ""), SocStrategy::Solved, None).unwrap();
+    let (alone, alone_ns) = run(soc(1.0, ""), SocStrategy::CpuOnly, None).unwrap();
     assert_eq!(groups(&alone), 0);
     let (slow, slow_ns) = solved(5.0);
     assert_eq!((groups(&slow), slow_ns <= alone_ns), (0, true));
@@ -80,7 +80,7 @@ fn a_fast_npu_gets_groups_and_a_slow_one_none() {
 fn a_graph_that_is_too_large_is_not_made() {
     // An expert has 110 kB in four bits: three fit into a graph.
     let limited = soc(2000.0, "max_graph_bytes = 400000\n");
-    let (plan, _) = run(limited, SocStrategy::Solved).unwrap();
+    let (plan, _) = run(limited, SocStrategy::Solved, None).unwrap();
     let splits = plan.prefill.rules.iter().filter_map(|rule| rule.experts());
     let sizes: Vec<usize> = splits.flat_map(|s| &s.groups).map(|g| g.experts.len()).collect();
     assert!(!sizes.is_empty() && sizes.iter().all(|n| *n <= 3), "{sizes:?}");
@@ -91,7 +91,7 @@ fn policies_are_named_one_by_one() {
     for strategy in SocStrategy::ALL {
         let SocStrategy::Experts(policy, dispatch) = strategy else { continue };
         assert_eq!(SocStrategy::parse(strategy.name()), Ok(strategy));
-        let (plan, _) = run(soc(2000.0, ""), strategy).unwrap();
+        let (plan, _) = run(soc(2000.0, ""), strategy, None).unwrap();
         let splits: Vec<_> = plan.prefill.rules.iter().filter_map(|r| r.experts()).collect();
         assert_eq!(splits.len(), 4, "{}: a layer shares none", strategy.name());
         for split in splits {
@@ -102,6 +102,26 @@ fn policies_are_named_one_by_one() {
             assert_eq!(split.groups.iter().all(|g| g.experts.len() == 1), alone);
         }
     }
+}
+
+/// The same groups, half full for each chunk, or full for two of the four chunks in flight. The CPU has
+/// more to do than the NPU, so it must not wait for a layer's last experts.
+#[test]
+fn rows_that_gather_are_routed_while_other_experts_run() {
+    let ns = |dispatch| {
+        let strategy = SocStrategy::Experts(ExpertPolicy::All, dispatch);
+        let (mut plan, _) = run(soc(2000.0, ""), strategy, None).unwrap();
+        (plan.prefill.chunk, plan.prefill.chunks_in_flight) = (PROMPT / 4, 4);
+        plan.prefill.lengths.clear();
+        let group = |expert| ExpertGroupPlan::new("npu", vec![expert], 32);
+        for rule in &mut plan.prefill.rules {
+            let Some(Split::Experts(split)) = &mut rule.split else { continue };
+            split.groups = (0..16).map(group).collect();
+        }
+        run(soc(2000.0, ""), strategy, Some(plan)).unwrap().1
+    };
+    let [each, gathered] = [Dispatch::PerChunk, Dispatch::LayerMajor].map(ns);
+    assert!(gathered < each, "{gathered} and {each}");
 }
 
 #[test]
@@ -123,9 +143,10 @@ fn a_model_without_experts_has_none_to_share_out() {
     assert!(why.contains("strategy experts shares experts out, and"), "{why}");
     let text = include_str!("../../../socs/sd8gen3-fp16.toml");
     let products = text.replace(", \"expert_group\"]", "]");
-    let why = run(Soc::parse("phone.toml", &products).unwrap(), strategy).unwrap_err().to_string();
+    let why =
+        run(Soc::parse("phone.toml", &products).unwrap(), strategy, None).unwrap_err().to_string();
     assert!(why.contains("on npu, which takes none; let it take expert_group"), "{why}");
     // The phone as it is takes them.
-    let (plan, _) = run(Soc::parse("phone.toml", text).unwrap(), strategy).unwrap();
+    let (plan, _) = run(Soc::parse("phone.toml", text).unwrap(), strategy, None).unwrap();
     assert!(groups(&plan) > 0);
 }

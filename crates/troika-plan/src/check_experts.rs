@@ -33,14 +33,17 @@ impl Plan {
     fn check_rule(&self, rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String> {
         if rule.segments.as_deref() != Some(&[SegmentKind::Experts]) {
             return Err(
-                "shares experts out, but is about other segments, too; name \"experts\" alone".into()
+                "shares experts out, but is about other segments, too; name \"experts\" alone"
+                    .into(),
             );
         }
         let cached = |g: &ExpertGroupPlan| self.expert_caches.iter().any(|c| c.device == g.device);
         if phase == Phase::Decode && !rule.experts().is_some_and(|s| s.groups.iter().all(cached)) {
-            return Err("shares experts out for a single token, on a device without a cache of experts; \
+            return Err(
+                "shares experts out for a single token, on a device without a cache of experts; \
                         place them on one device, or name it in expert_caches"
-                .into());
+                    .into(),
+            );
         }
         let groups = rule.experts().map_or(&[][..], |split| &split.groups);
         let expected = rule.experts().map_or(0, |split| split.expected.len());

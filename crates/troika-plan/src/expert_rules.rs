@@ -34,7 +34,8 @@ pub(crate) fn expert_cache(
     devices: &[PlanDevice],
     settings: &ExpertSettings,
 ) -> Vec<ExpertCachePlan> {
-    let Some(group) = plan.prefill.rules.iter().find_map(Rule::experts).and_then(|s| s.groups.first())
+    let Some(group) =
+        plan.prefill.rules.iter().find_map(Rule::experts).and_then(|s| s.groups.first())
     else {
         return Vec::new();
     };

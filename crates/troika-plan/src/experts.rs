@@ -110,8 +110,8 @@ troika_model::named! {
         /// Once for each chunk.
         #[default]
         PerChunk = "per-chunk",
-        /// As soon as the rows of one of its experts are full, over all chunks in flight, which go
-        /// through the model layer by layer; at the end of a layer with what is left.
+        /// As soon as the rows of one of its experts are full, over the chunks in flight or half of
+        /// them, which go through the model layer by layer; at the end of a layer with what is left.
         LayerMajor = "layer-major",
     }
 }

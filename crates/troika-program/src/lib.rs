@@ -31,8 +31,8 @@ pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
     CachedGroup, DividedExperts, ExpertBuffer, ExpertCache, ExpertCounts, ExpertMemory, ExpertRows,
-    ExpertSlots, ExpertStep, GroupAt, GroupGraph, LEFT_OUT, LayerCounts, PackedCols, PackedRun, PackedSize, PackedStep, RoutedShape,
-    expected_pairs, graph_bytes,
+    ExpertSlots, ExpertStep, GroupAt, GroupGraph, LEFT_OUT, LayerCounts, PackedCols, PackedRun,
+    PackedSet, PackedSize, PackedStep, RoutedShape, expected_pairs, graph_bytes, rows_to_fill,
 };
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;
@@ -50,3 +50,4 @@ pub use tasks::{
     StatePart,
 };
 pub use used_shares::UsedShares;
+pub use window::chunks_of_window;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use troika_device::SpaceId;
 
-use crate::experts::{ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph};
+use crate::experts::{ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, PackedSet};
 use crate::placed::Operand;
 use crate::tasks::{
     BufferName, ChunkTasks, NamedHost, NamedView, NamedWork, OfExperts, Rows, ValueCols,
@@ -25,8 +25,9 @@ impl ChunkTasks<'_> {
             let cols = 0..self.program.values.cols[value];
             reads.push(self.input(&ValueCols { value, cols }, all(rows), device));
         }
-        let set = (!experts.is_layer_major()).then_some(self.batch.set);
-        let routed = self.packed(Some(self.batch.set), SpaceId::HOST, ExpertBuffer::Routed);
+        let (set, place) = self.place(of.index);
+        let own = PackedSet::Chunk(self.batch.set);
+        let routed = self.packed(own, SpaceId::HOST, ExpertBuffer::Routed);
         let on_host = |buffer| self.packed(set, SpaceId::HOST, buffer);
         let (order, input) = (on_host(ExpertBuffer::Order), on_host(ExpertBuffer::Input));
         let (ids, output) = (on_host(ExpertBuffer::Ids), on_host(ExpertBuffer::Output));
@@ -41,11 +42,11 @@ impl ChunkTasks<'_> {
         }
         let caches = self.program.experts[of.number].caches().map(|cache| {
             let mark = ExpertBuffer::Cache(cache);
-            self.packed(None, SpaceId::HOST, mark)
+            self.packed(PackedSet::Window(0), SpaceId::HOST, mark)
         });
         let caches = caches.collect();
         let host = |step, reads, writes, parts| {
-            let (experts, place) = (of.number, self.place(of.index));
+            let experts = of.number;
             NamedHost { step, experts, set, place, reads, writes, parts }
         };
         let route = host(ExpertStep::Route, reads, vec![order, routed.clone()], vec![input, ids]);
@@ -63,7 +64,7 @@ impl ChunkTasks<'_> {
         let OfExperts { experts, .. } = of;
         let device = experts.pieces.last().map_or(0, |rest| rest.device);
         let weights = self.operand(of, &experts.inputs[2], rows, device);
-        let set = (!experts.is_layer_major()).then_some(self.batch.set);
+        let (set, place) = self.place(of.index);
         let results = self.packed(set, SpaceId::HOST, ExpertBuffer::Output);
         let value = self.value_of(of, &experts.output);
         let sum = self.output(&value, all(rows), device);
@@ -71,7 +72,7 @@ impl ChunkTasks<'_> {
             step: ExpertStep::Combine,
             experts: of.number,
             set,
-            place: self.place(of.index),
+            place,
             reads: vec![weights, results],
             writes: vec![sum],
             parts: Vec::new(),
@@ -116,12 +117,12 @@ impl ChunkTasks<'_> {
     }
 
     /// A packed buffer.
-    fn packed(&self, set: Option<usize>, space: SpaceId, buffer: ExpertBuffer) -> NamedView {
+    fn packed(&self, set: PackedSet, space: SpaceId, buffer: ExpertBuffer) -> NamedView {
         let size = &self.program.packed;
-        let rows = match buffer {
-            ExpertBuffer::Order | ExpertBuffer::Routed | ExpertBuffer::Cache(_) => 1,
-            _ if set.is_some() => size.of_chunk,
-            _ => size.of_all,
+        let rows = match (buffer, set) {
+            (ExpertBuffer::Order | ExpertBuffer::Routed | ExpertBuffer::Cache(_), _) => 1,
+            (_, PackedSet::Chunk(_)) => size.of_chunk,
+            (_, PackedSet::Window(_)) => size.of_window,
         };
         let row_bytes = size.row_bytes(buffer);
         let buffer = BufferName::Experts(ExpertMemory { set, space, buffer });

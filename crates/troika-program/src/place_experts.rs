@@ -15,14 +15,15 @@ use troika_plan::{
 
 use crate::error::ProgramError;
 use crate::experts::{
-    CachedGroup, DividedExperts, ExpertBuffer, ExpertCache, ExpertRows, GroupGraph, PackedCols, PackedSize, RoutedShape,
-    graph_bytes,
+    CachedGroup, DividedExperts, ExpertBuffer, ExpertCache, ExpertRows, GroupGraph, PackedCols,
+    PackedSize, RoutedShape, graph_bytes, rows_to_fill,
 };
 use crate::pieces::{self, PlacedGraph};
 use crate::place::{Placer, Stage};
 use crate::placed::{Between, PackedOperands, PlacedExperts, PlacedPiece, PlacedSegment};
 use crate::program::Program;
 use crate::used_shares::nothing_left;
+use crate::window::chunks_of_window;
 
 impl Placer<'_> {
     /// Divides a segment whose rule shares its experts out.
@@ -295,13 +296,18 @@ impl Program {
         let inner = self.experts.iter().map(|e| e.inner).max().unwrap_or(0);
         let mut size = PackedSize { cols, inner, ..PackedSize::default() };
         let align = self.row_alignment(&size);
+        let fill = |e: &DividedExperts| rows_to_fill(&e.split, e.shape.experts, e.shape.top_k);
+        let gathers = |e: &&DividedExperts| e.split.dispatch == Dispatch::LayerMajor;
+        let filling = self.experts.iter().filter(gathers).map(fill).max().unwrap_or(1);
+        self.filling = filling.div_ceil(plan.prefill.chunk.max(1));
+        // Fewer chunks may be one window, and more of them two shorter ones.
+        let in_flight = 1..=plan.prefill.chunks_in_flight;
+        let window = in_flight.map(|n| chunks_of_window(n, self.filling)).max().unwrap_or(1);
         for experts in &mut self.experts {
             let pairs = plan.prefill.chunk.saturating_mul(experts.shape.top_k);
             let (pairs, rows) = match experts.split.dispatch {
                 Dispatch::PerChunk => (pairs, &mut size.of_chunk),
-                Dispatch::LayerMajor => {
-                    (pairs.saturating_mul(plan.prefill.chunks_in_flight), &mut size.of_all)
-                }
+                Dispatch::LayerMajor => (pairs.saturating_mul(window), &mut size.of_window),
             };
             (experts.shape.pairs, experts.shape.align) = (pairs, align);
             *rows = (*rows).max(ExpertRows::room(&experts.split, pairs, align));
@@ -309,7 +315,7 @@ impl Program {
         for experts in &mut self.experts {
             experts.shape.rows = match experts.split.dispatch {
                 Dispatch::PerChunk => size.of_chunk,
-                Dispatch::LayerMajor => size.of_all,
+                Dispatch::LayerMajor => size.of_window,
             };
         }
         self.packed = size;

@@ -82,6 +82,8 @@ pub struct Program {
     pub caches: Vec<ExpertCache>,
     /// The size of the buffers with the rows that go through them.
     pub packed: PackedSize,
+    /// Chunks that fill buffers once which several chunks share.
+    pub(crate) filling: usize,
     /// Rows that buffers have beyond a chunk: the most rows that a static shape adds to a run.
     pub padding: usize,
     /// The values between segments (the model's edges, first) and between pieces.
@@ -125,6 +127,7 @@ impl Program {
             experts: Vec::new(),
             caches: Vec::new(),
             packed: PackedSize::default(),
+            filling: 1,
             padding: 0,
             prefill: plan
                 .rule_lists(Phase::Prefill)

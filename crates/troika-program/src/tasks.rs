@@ -11,7 +11,7 @@ use troika_plan::{Phase, own_space};
 
 use crate::buffer_view::BufferView;
 use crate::error::ProgramError;
-use crate::experts::{ExpertMemory, ExpertStep};
+use crate::experts::{ExpertMemory, ExpertStep, PackedSet};
 use crate::place::state_instance;
 use crate::placed::{Operand, PlacedExperts, PlacedPiece, PlacedStage, RowsRun};
 use crate::program::{Placement, Program};
@@ -70,8 +70,8 @@ pub struct NamedHost {
     pub step: ExpertStep,
     /// Index in the program's list of divided experts.
     pub experts: usize,
-    /// The set of packed buffers; `None`: the one set that all chunks in flight share.
-    pub set: Option<usize>,
+    /// The set of packed buffers.
+    pub set: PackedSet,
     /// The chunk's place among those that share buffers, and whether it is the last one.
     pub place: (usize, bool),
     /// What it reads.
@@ -185,8 +185,9 @@ impl Program {
     }
 }
 
-/// The place of a chunk in a segment among those that share its experts, and whether it is the last.
-pub(crate) type PlaceAmong<'a> = &'a dyn Fn(usize) -> (usize, bool);
+/// The buffers that a chunk fills in a segment, its place among those that fill them, and whether it
+/// is the last.
+pub(crate) type PlaceAmong<'a> = &'a dyn Fn(usize) -> (PackedSet, (usize, bool));
 
 /// The tasks of a chunk, and where other chunks may come between them.
 pub(crate) struct ChunkMade {
@@ -349,8 +350,8 @@ impl<'a> ChunkTasks<'a> {
         self.push(piece.device, piece.name.clone(), rows, work);
     }
 
-    /// The place of this chunk among those that share a segment's experts.
-    pub(crate) fn place(&self, segment: usize) -> (usize, bool) {
+    /// The buffers that this chunk fills in a segment, and its place among those that fill them.
+    pub(crate) fn place(&self, segment: usize) -> (PackedSet, (usize, bool)) {
         (self.place)(segment)
     }
 

@@ -1,14 +1,21 @@
 //! The tasks of several chunks in program order.
 
 use crate::error::ProgramError;
-use crate::placed::PlacedExperts;
+use crate::experts::PackedSet;
 use crate::program::Program;
 use crate::slots::Slots;
 use crate::tasks::{BatchShape, ChunkMade, ChunkTasks, NamedTask};
 
+/// How many of `in_flight` chunks are a window, which fills the same buffers of experts; `filling` chunks
+/// fill them once. A window's results are there when the last of its experts have run. So there are two
+/// windows, if each has enough rows: one is routed while the other one's experts run.
+pub fn chunks_of_window(in_flight: usize, filling: usize) -> usize {
+    in_flight.div_ceil((in_flight / filling.max(1)).clamp(1, 2))
+}
+
 impl Program {
-    /// The tasks of several forward batches: chunk by chunk, or layer by layer where chunks in
-    /// flight share buffers of experts. The logits of all wanted rows follow each other.
+    /// The tasks of several forward batches: chunk by chunk, or layer by layer where the chunks of a
+    /// window share buffers of experts. The logits of all wanted rows follow each other.
     ///
     /// # Errors
     /// A standard length of 0.
@@ -18,10 +25,15 @@ impl Program {
         batches: &[BatchShape],
     ) -> Result<Vec<NamedTask>, ProgramError> {
         let (mut tasks, mut logits_row) = (Vec::new(), 0);
-        for window in batches.chunk_by(|a, b| a.set < b.set) {
+        let sets = batches.iter().map(|b| b.set + 1).max().unwrap_or(1);
+        let number = |b: &BatchShape| b.set / chunks_of_window(sets, self.filling);
+        for window in batches.chunk_by(|a, b| a.set < b.set && number(a) == number(b)) {
             let mut chunks = Vec::new();
             for (at, batch) in window.iter().enumerate() {
-                let place = |segment| self.place_among(window, at, segment);
+                let place = |segment| match self.place_in(window, at, segment) {
+                    Some(place) => (PackedSet::Window(number(batch)), place),
+                    None => (PackedSet::Chunk(batch.set), (0, true)),
+                };
                 chunks.push(ChunkTasks::new(self, slots, batch, &place).make(&mut logits_row)?);
             }
             merge(chunks, &mut tasks);
@@ -30,17 +42,14 @@ impl Program {
     }
 
     /// The place of a chunk among the chunks of a window that share the experts of a segment, and
-    /// whether it is the last of them.
-    fn place_among(&self, window: &[BatchShape], at: usize, segment: usize) -> (usize, bool) {
+    /// whether it is the last of them. `None`: each chunk has buffers of its own.
+    fn place_in(&self, window: &[BatchShape], at: usize, segment: usize) -> Option<(usize, bool)> {
         let placed = |b: &BatchShape| self.placed(b.phase, b.rows, segment);
         let own = placed(&window[at]);
-        let layer_major = own.segment.experts.as_ref().is_some_and(PlacedExperts::is_layer_major);
-        if !layer_major {
-            return (0, true);
-        }
+        own.segment.experts.as_ref().filter(|experts| experts.is_layer_major())?;
         let shares = |b: &&BatchShape| placed(b).experts == own.experts;
         let before = window[..at].iter().filter(shares).count();
-        (before, !window[at + 1..].iter().any(|b| shares(&b)))
+        Some((before, !window[at + 1..].iter().any(|b| shares(&b))))
     }
 }
 
@@ -60,4 +69,14 @@ fn merge(chunks: Vec<ChunkMade>, all: &mut Vec<NamedTask>) {
         }
     }
     left.into_iter().for_each(|(tasks, ..)| all.extend(tasks));
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn there_are_two_windows_where_each_fills_its_buffers() {
+        let all = [(1, 1), (2, 1), (4, 2), (5, 2), (3, 2), (16, 4), (7, 4), (16, 9), (4, 0)];
+        let windows = all.map(|(in_flight, filling)| super::chunks_of_window(in_flight, filling));
+        assert_eq!(windows, [1, 1, 2, 3, 3, 8, 7, 16, 2]);
+    }
 }

@@ -9,7 +9,8 @@ use troika_plan::{
     PlanError, PlanRequest, Rule, Split, Strategy, Tiers, WorthALaunch, make, own_space,
 };
 use troika_program::{
-    EdgeTypes, ExpertStep, PlacedExperts, PlacedPiece, PlacedSegment, expected_pairs,
+    EdgeTypes, ExpertStep, PlacedExperts, PlacedPiece, PlacedSegment, chunks_of_window,
+    expected_pairs, rows_to_fill,
 };
 
 use super::request::Alternative;
@@ -340,7 +341,10 @@ impl Search<'_> {
         let cost = self.request.cost;
         let window = match experts.split.dispatch {
             Dispatch::PerChunk => 1,
-            Dispatch::LayerMajor => way.in_flight,
+            Dispatch::LayerMajor => {
+                let rows = rows_to_fill(&experts.split, experts.experts, experts.top_k);
+                chunks_of_window(way.in_flight, rows.div_ceil(way.chunk.max(1)))
+            }
         };
         let pairs = way.chunk * experts.top_k * window;
         let mut device_ns = 0.0;

@@ -92,8 +92,12 @@ impl Dispatcher {
     }
 
     /// Divides runs into those of groups that are loaded, or of no group, and those of each cache.
-    fn apart(&self, runs: Vec<PackedRun>) -> (Vec<PackedRun>, Vec<(Arc<DeviceExperts>, Vec<CachedRun>)>) {
-        let (mut others, mut all) = (Vec::new(), Vec::<(Arc<DeviceExperts>, Vec<CachedRun>)>::new());
+    fn apart(
+        &self,
+        runs: Vec<PackedRun>,
+    ) -> (Vec<PackedRun>, Vec<(Arc<DeviceExperts>, Vec<CachedRun>)>) {
+        let (mut others, mut all) =
+            (Vec::new(), Vec::<(Arc<DeviceExperts>, Vec<CachedRun>)>::new());
         for run in runs {
             let cached = run.group.and_then(|group| self.cached.get(group)?.as_ref());
             let Some(CachedIn { cache, group }) = cached else {

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use troika_device::{Buffer, Device};
-use troika_program::{DividedExperts, ExpertBuffer, ExpertMemory, ExpertRows, NamedView};
+use troika_program::{
+    DividedExperts, ExpertBuffer, ExpertMemory, ExpertRows, NamedView, PackedSet,
+};
 
 use super::Routing;
 use crate::error::EngineError;
@@ -15,7 +17,7 @@ use crate::memory::allocate_in;
 pub(crate) struct PackedBuffers {
     buffers: HashMap<ExpertMemory, Buffer>,
     /// By set of buffers and index of the experts.
-    routings: HashMap<(Option<usize>, usize), Arc<Mutex<Routing>>>,
+    routings: HashMap<(PackedSet, usize), Arc<Mutex<Routing>>>,
 }
 
 impl PackedBuffers {
@@ -41,7 +43,7 @@ impl PackedBuffers {
     /// What is routed to a set of buffers for some experts.
     pub fn routing(
         &mut self,
-        set: Option<usize>,
+        set: PackedSet,
         number: usize,
         experts: &DividedExperts,
     ) -> Arc<Mutex<Routing>> {

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use troika_device::{Clock, DeviceError, ExpertForecast, HostData, HostTask, ReadRows, View, WriteRows};
+use troika_device::{
+    Clock, DeviceError, ExpertForecast, HostData, HostTask, ReadRows, View, WriteRows,
+};
 use troika_program::{ExpertRows, ExpertStep, LEFT_OUT, LayerCounts, PackedRun};
 
 use super::SharedStats;

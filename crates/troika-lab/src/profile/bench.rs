@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use troika::program::graph_bytes;
 use troika_check::Bench;
 use troika_device::{
     Clock, CodeWeights, CommandList, Device, DeviceError, Executable, Run, Submission, TaskTime,
     Weights, Work,
 };
-use troika::program::graph_bytes;
 use troika_graph::{Subgraph, WeightDecl, bind_static};
 use troika_model::lower::Lowered;
 use troika_solve::{ProfiledGraph, SegmentPart};

@@ -423,7 +423,10 @@ mod tests {
         let loads = |at: &[(u32, GroupAt)]| {
             at.iter().filter(|(_, at)| matches!(at, GroupAt::Away(_))).count()
         };
-        assert_eq!(run(&mut slots, &[(0, 9), (1, 2)], 8), [(0, GroupAt::Away(0)), (1, GroupAt::Away(1))]);
+        assert_eq!(
+            run(&mut slots, &[(0, 9), (1, 2)], 8),
+            [(0, GroupAt::Away(0)), (1, GroupAt::Away(1))]
+        );
         assert_eq!(run(&mut slots, &[(0, 9)], 8), [(0, GroupAt::Here(0))]);
         // Group 1 was chosen less.
         assert_eq!(run(&mut slots, &[(2, 3)], 8), [(2, GroupAt::Away(1))]);
@@ -440,7 +443,10 @@ mod tests {
         let slots = ExpertSlots::new(&ExpertCache { expected: vec![1, 9, 3, 5], ..cache(1, 4, 2) });
         assert_eq!(slots.held, [Some(1), Some(3)]);
         let mut slots = slots;
-        assert_eq!(slots.place(&[(1, 1), (2, 9)], 8), [(1, GroupAt::Here(0)), (2, GroupAt::Away(1))]);
+        assert_eq!(
+            slots.place(&[(1, 1), (2, 9)], 8),
+            [(1, GroupAt::Here(0)), (2, GroupAt::Away(1))]
+        );
     }
 
     #[test]
@@ -463,7 +469,10 @@ mod tests {
         // An eighth of the slots, the most popular first.
         assert_eq!(fresh.ahead(&[(0, 30)], 32, &[]), [(4, 1)]);
         assert_eq!(fresh.place(&[(4, 8)], 8), [(4, GroupAt::Awaited(1))]);
-        assert_eq!((fresh.stats.expected, fresh.stats.expected_used, fresh.stats.coming), (1, 1, 1));
+        assert_eq!(
+            (fresh.stats.expected, fresh.stats.expected_used, fresh.stats.coming),
+            (1, 1, 1)
+        );
         assert_eq!(fresh.ahead(&[(4, 8)], 1, &[3, 2]), [(3, 2)]);
     }
 

@@ -15,11 +15,20 @@ pub enum ExpertStep {
     Combine,
 }
 
+/// Who fills a set of packed buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PackedSet {
+    /// The chunks with this set of values, each for itself.
+    Chunk(usize),
+    /// The chunks of the window with this number, together.
+    Window(usize),
+}
+
 /// A buffer of the packed rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertMemory {
-    /// The set of buffers it is for; `None`: for all chunks in flight.
-    pub set: Option<usize>,
+    /// The set of buffers it belongs to.
+    pub set: PackedSet,
     /// Its memory space.
     pub space: SpaceId,
     /// What it holds.

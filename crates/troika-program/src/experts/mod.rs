@@ -14,9 +14,10 @@ use troika_graph::{Op, Subgraph};
 use troika_plan::ExpertSplit;
 
 pub use cache::{CachedGroup, ExpertCache, ExpertSlots, GroupAt};
-pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep, PackedCols};
+pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep, PackedCols, PackedSet};
 pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
+    rows_to_fill,
 };
 pub use steps::{GroupGraph, PackedSize, PackedStep};
 

@@ -76,7 +76,8 @@ impl LayerCounts {
         self.rest_runs += runs as u64;
         for (i, expert) in experts.iter().enumerate() {
             let first = run.rows.start + i * capacity;
-            let gap = run.unfilled.iter().find(|gap| (first..first + capacity).contains(&gap.start));
+            let gap =
+                run.unfilled.iter().find(|gap| (first..first + capacity).contains(&gap.start));
             let (padding, of) = (gap.map_or(0, Range::len), &mut self.experts[*expert]);
             of.padding -= padding as u64;
             of.grouped -= (capacity - padding) as u64;
@@ -439,6 +440,17 @@ impl ExpertRows {
 /// How many of some pairs each of a layer's experts is expected to get.
 pub fn expected_pairs(split: &ExpertSplit, experts: usize, pairs: usize) -> Vec<usize> {
     shares(&split.expected, experts, pairs)
+}
+
+/// How many rows fill the slots of a split's groups once, if they choose experts as expected.
+pub fn rows_to_fill(split: &ExpertSplit, experts: usize, top_k: usize) -> usize {
+    const ALL: usize = 1 << 20;
+    let pairs = expected_pairs(split, experts, ALL).into_iter().enumerate();
+    let in_groups = |(e, _): &(usize, usize)| split.groups.iter().any(|g| g.experts.contains(e));
+    let pairs: usize = pairs.filter(in_groups).map(|(_, pairs)| pairs).sum();
+    let room = split.groups.iter().map(|g| g.experts.len().saturating_mul(g.capacity));
+    let room = room.fold(0, usize::saturating_add).saturating_mul(ALL);
+    room.div_ceil(pairs.saturating_mul(top_k).max(1))
 }
 
 /// Shares of pairs by weights of experts, or equal ones without any, rounded so that all are given.

@@ -44,8 +44,8 @@ impl GroupGraph {
 pub struct PackedSize {
     /// Rows, where each chunk has buffers of its own.
     pub of_chunk: usize,
-    /// Rows, where all chunks in flight share them.
-    pub of_all: usize,
+    /// Rows, where the chunks of a window share them.
+    pub of_window: usize,
     /// Columns.
     pub cols: usize,
     /// Columns between up and down, where experts' products are divided.

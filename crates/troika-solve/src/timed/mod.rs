@@ -11,8 +11,8 @@ use troika_plan::{Phase, Plan, PlanError, Policy, Prefill, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, SeqId};
 use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList, TaskTimes};
 use troika_program::{
-    BatchShape, ExpertRows, ExpertSlots, ExpertStep, Handover, ListedGraph, NamedTask, NamedView, NamedWork,
-    Program, Slots,
+    BatchShape, ExpertRows, ExpertSlots, ExpertStep, Handover, ListedGraph, NamedTask, NamedView,
+    NamedWork, PackedSet, Program, Slots,
 };
 use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
 
@@ -35,7 +35,7 @@ pub(crate) struct TimedRun<'a> {
     token: Option<Rc<Named>>,
     jobs: Jobs<TimedGraph, Never>,
     /// What is routed to shared experts, by their set of buffers and number.
-    routings: HashMap<(Option<usize>, usize), ExpertRows>,
+    routings: HashMap<(PackedSet, usize), ExpertRows>,
     /// What the program's caches of experts hold.
     caches: Vec<ExpertSlots>,
     /// Graphs that nobody waits for.

@@ -55,7 +55,8 @@ impl TimedRun<'_> {
         let assumed = routing.assume(of.place, of.rows, &mut counts);
         let runs = assumed.map_err(PlanError::Unpriced)?;
         let mut made = Made::default();
-        let (mut others, mut cached) = (Vec::new(), BTreeMap::<(usize, u32), Vec<PackedRun>>::new());
+        let (mut others, mut cached) =
+            (Vec::new(), BTreeMap::<(usize, u32), Vec<PackedRun>>::new());
         for run in runs {
             match run.group.and_then(|group| experts.cached[group]) {
                 Some(CachedGroup { cache, group }) => {
@@ -70,7 +71,11 @@ impl TimedRun<'_> {
             let chosen: Vec<_> = of_cache.map(|((_, group), runs)| (*group, used(runs))).collect();
             let placed = self.caches[cache].place(&chosen, of.rows);
             for (group, slot) in self.caches[cache].ahead(&chosen, of.rows, &[]) {
-                self.add_load(SlotOf { cache, group, slot }, (of.experts, Vec::new()), &mut made.beside);
+                self.add_load(
+                    SlotOf { cache, group, slot },
+                    (of.experts, Vec::new()),
+                    &mut made.beside,
+                );
             }
             for (group, at) in placed {
                 let runs = cached.remove(&(cache, group)).unwrap_or_default();
@@ -191,8 +196,7 @@ struct Made {
 
 impl Timed {
     fn graph(mut self) -> TimedGraph {
-        let mut schedule =
-            Schedule { dag: Dag::new(self.device, &self.waits), order: None };
+        let mut schedule = Schedule { dag: Dag::new(self.device, &self.waits), order: None };
         for (at, task) in self.tasks.iter_mut().enumerate() {
             task.awaited = schedule.dag.awaited[at];
             if task.grows.is_some() {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use troika_program::PackedRun;
 use troika_program::schedule::{Graph, JobList, OrderWait, Schedule};
+use troika_program::{PackedRun, PackedSet};
 use troika_time::TaskCost;
 
 /// Tasks that run together.
@@ -79,7 +79,7 @@ pub(super) struct Dispatched {
     /// Index in the program's list of shared experts.
     pub experts: usize,
     /// The set of packed buffers.
-    pub set: Option<usize>,
+    pub set: PackedSet,
     /// Rows of the chunk.
     pub rows: usize,
     /// The chunk's place among those that share buffers, and whether it is the last one.

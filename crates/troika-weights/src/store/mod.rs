@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use troika_device::{
-    DeviceError, EXPERT_PARTS, Eviction, ExpertForecast, ExpertPart, ExpertSource, ExpertStats, ExpertsOnDisk, PackFn, PackLayout, Packed,
-    WeightBytes, WeightData, WeightSource,
+    DeviceError, EXPERT_PARTS, Eviction, ExpertForecast, ExpertPart, ExpertSource, ExpertStats,
+    ExpertsOnDisk, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
 };
 use troika_graph::DType;
 use troika_model::families::DescribedModel;

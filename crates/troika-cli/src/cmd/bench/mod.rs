@@ -11,11 +11,11 @@ mod row;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use troika::device::ExpertStats;
 use troika::engine::WantedLogits;
 use troika::engine::sample::SampleParams;
 use troika::plan::{Phase, PlanError, Strategy};
 use troika::trace::Tracer;
-use troika::device::ExpertStats;
 use troika::{
     DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
     measure_limits,
@@ -99,8 +99,7 @@ fn print_tests(
         let predicted_ns = predicted.and_then(|m| m.samples_ns.first().copied());
         let Measured { samples_ns, joules, experts, device_experts, .. } = measured;
         let facts = &facts;
-        let row =
-            Row { test, samples_ns, joules, experts, device_experts, predicted_ns, facts };
+        let row = Row { test, samples_ns, joules, experts, device_experts, predicted_ns, facts };
         rows.add("", &print::markdown(&row), &print::fields(&row))?;
         lines.extend(print::experts_lines(&row));
         errors.extend(row.prediction_error());

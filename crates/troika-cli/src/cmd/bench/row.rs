@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use troika::device::ExpertStats;
 use troika::graph::{ActivationFormat, DType};
 use troika::plan::Plan;
-use troika::device::ExpertStats;
 use troika::weights::TokenCost;
 use troika::{DeviceOptions, Limit, Limits, Model, multiply_of};
 
