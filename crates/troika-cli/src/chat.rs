@@ -143,7 +143,7 @@ impl Chat<'_> {
     fn answer(&mut self, line: &str) -> Result<(), CliError> {
         let (model, args) = (self.model, self.args);
         let (ids, _) = tokenize(model, args, &mut self.messages, line)?;
-        let out = generate(model, &mut self.session, args, &ids, self.interrupt)?;
+        let out = generate(model, &mut self.session, args, &ids, self.interrupt, &mut || {})?;
         output::write("\n")?;
         self.messages.push(json!({"role": "assistant", "content": out.text}));
         if !args.quiet {

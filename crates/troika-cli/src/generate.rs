@@ -24,19 +24,21 @@ pub fn request(model: &Model, args: &RunArgs) -> Result<Request, CliError> {
     })
 }
 
-/// Generates, streaming the text unless JSON is wanted.
+/// Generates, streaming the text unless JSON is wanted. `first` is called at the first token.
 pub fn generate(
     model: &Model,
     session: &mut Session,
     args: &RunArgs,
     ids: &[u32],
     interrupt: &Interrupt,
+    first: &mut dyn FnMut(),
 ) -> Result<Output, CliError> {
     let request = request(model, args)?;
     let ids_only = model.tokenizer().is_none();
-    let mut failed = None;
+    let (mut failed, mut first) = (None, Some(first));
     let _ends = interrupt.ends(session.canceller());
     let out = session.generate(ids, &request, &mut |token, text| {
+        first.take().into_iter().for_each(|first| first());
         let piece = if ids_only { format!("{token} ") } else { text.to_string() };
         if !args.json && !piece.is_empty() {
             failed = output::answer(&piece).err();

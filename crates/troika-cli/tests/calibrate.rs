@@ -241,6 +241,7 @@ fn a_trace_becomes_tables() {
     stdout(dir, &["run", "-p", "It was", "-n", "3", "-q", "--trace", "trace.json"]);
     let said = stdout(dir, &["report", "trace.json"]);
     assert!(said.contains("| cpu | ") && said.contains("; before them load of"), "{said}");
+    assert!(said.contains("\nCPU ") && said.contains("\nprefill, "), "{said}");
     std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").unwrap();
     assert!(
         refused(dir, &["report", "none.json"]).contains("none.json: it has no events that last")

@@ -153,8 +153,12 @@ fn watts_are_those_of_each_phase() {
     assert!(near(of("decode_j"), WATTS * 4.0 * of("tpot_ms") * 1e-3), "{f}");
     assert!(near(of("energy_j"), of("prefill_j") + of("decode_j")), "{f}");
     let table = String::from_utf8(troika(&at).stdout).unwrap();
-    let line = format!("| of it, prefill | {:.2} J, 2.70 W |", of("prefill_j"));
-    assert!(table.contains(&line) && table.contains(" J, 2.70 W |\n| peak"), "{table}");
+    let joules = of("prefill_j");
+    let line = format!("| of it, prefill | {joules:.2} J, 2.70 W, {:.2} mJ/token |", joules / 0.14);
+    // The CPU has nothing to do here.
+    let cpu = " mJ/token |\n| CPU time, prefill | 0.000 ms/token |\n";
+    assert!(table.contains(&line) && table.contains(cpu), "{table}");
+    assert!(near(of("decode_j_per_token"), of("decode_j") / 4.0), "{f}");
     let alone = json(&[&at[..7], &["-n", "1", "--json"]].concat());
     assert!(alone["decode_w"].is_null(), "{alone}");
     // The same of a benchmark's rows, each of one phase.

@@ -43,7 +43,7 @@ pub use memory::{
     Rect, SpaceId, View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,
 };
 pub use residents::{EXPECTED_SHARE, Eviction, LayerChoices, PROMPT_TOKENS, Residents};
-pub use text::{read_all, read_text};
+pub use text::{read_all, read_text, size, size_needed};
 pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
 pub use wait_times::WaitTimes;

@@ -1,4 +1,4 @@
-//! Text files written by people.
+//! Text files written by people, and sizes for them to read.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,9 +30,33 @@ pub fn read_text(file: &Path) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8 text"))
 }
 
+/// A number of bytes for people, in whole MiB, or KiB below one: never 0 for what is not.
+pub fn size(bytes: u64) -> String {
+    in_units(bytes, |bytes, unit| bytes / unit)
+}
+
+/// The same of what is needed: rounded up.
+pub fn size_needed(bytes: u64) -> String {
+    in_units(bytes, u64::div_ceil)
+}
+
+fn in_units(bytes: u64, count: fn(u64, u64) -> u64) -> String {
+    let units = [(1 << 20, "MiB"), (1 << 10, "KiB")];
+    let (unit, name) = units.into_iter().find(|u| bytes >= u.0).unwrap_or((1, "bytes"));
+    format!("{} {name}", count(bytes, unit))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_size_is_shown_as_0() {
+        let both = |bytes| [size(bytes), size_needed(bytes)];
+        assert_eq!(both(1023), ["1023 bytes"; 2]);
+        assert_eq!(both(1025), ["1 KiB", "2 KiB"]);
+        assert_eq!(both((5 << 20) + 1), ["5 MiB", "6 MiB"]);
+    }
 
     #[test]
     fn inputs_that_never_end_are_refused() {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use troika_device::{Clock, DeviceError, RealClock, WeightData, WeightSource, calibrated};
+use troika_device::{Clock, DeviceError, RealClock, WeightData, WeightSource, calibrated, size};
 use troika_graph::blocks::dequantize;
 use troika_graph::{
     ActivationFormat, InputRange, Rounding, ScaleOrigin, Subgraph, WeightDecl, WeightRef,
@@ -180,8 +180,8 @@ impl Loader<'_> {
     fn memory(&self, name: &str, bytes: u64) -> Result<Memory, DeviceError> {
         let held = self.gpu.weights_held();
         if let Some(most) = self.most.filter(|most| held.saturating_add(bytes) > *most) {
-            let (device, mib) = (&self.gpu.name, most >> 20);
-            let what = format!("weight {name} within the {mib} MiB of device {device}");
+            let (device, most) = (&self.gpu.name, size(most));
+            let what = format!("weight {name} within the {most} of device {device}");
             return Err(DeviceError::Memory { what, bytes: bytes as usize });
         }
         let what = format!("weight {name} on device {}", self.gpu.name);

@@ -2,7 +2,7 @@
 
 use troika::Error;
 use troika::sim::SocError;
-use troika_device::DeviceError;
+use troika_device::{DeviceError, size, size_needed};
 use troika_model::lower::LowerError;
 
 /// Why an experiment is impossible.
@@ -105,15 +105,15 @@ pub enum LabError {
     },
     /// Random weights that do not fit into memory.
     #[error(
-        "the weights of {name} take {need} MiB and {free} MiB of memory are free; take a smaller \
-         shape or type, as in :Q4_0"
+        "the weights of {name} take {} and {} of memory are free; take a smaller shape or type, as \
+         in :Q4_0", size_needed(*need), size(*free)
     )]
     ShapeTooLarge {
         /// The shape and type asked for.
         name: String,
-        /// MiB of weights.
+        /// Bytes of weights.
         need: u64,
-        /// MiB of free memory.
+        /// Bytes of free memory.
         free: u64,
     },
     /// A file that is not a profile and would be overwritten.

@@ -67,8 +67,7 @@ impl Subject {
         if with_values && devices.iter().any(|d| d.caps().computes()) {
             let bytes = store.bytes();
             if let Some(free) = free_memory().filter(|free| bytes > *free) {
-                let (need, free) = (bytes >> 20, free >> 20);
-                return Err(LabError::ShapeTooLarge { name: preset.into(), need, free });
+                return Err(LabError::ShapeTooLarge { name: preset.into(), need: bytes, free });
             }
             store = WeightStore::synthetic(&shape.spec, shape.mix, 1, options.quant);
         }

@@ -5,7 +5,8 @@
 use troika::sim::Soc;
 use troika::trace::Tracer;
 use troika_lab::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
-use troika_plan::{Dispatch, ExpertGroupPlan, ExpertPolicy, Plan, Split, SyncMode};
+use troika_model::lower::SegmentKind;
+use troika_plan::{Dispatch, ExpertGroupPlan, ExpertPolicy, Phase, Plan, Split, SyncMode};
 
 const PROMPT: usize = 256;
 
@@ -122,6 +123,20 @@ fn rows_that_gather_are_routed_while_other_experts_run() {
     };
     let [each, gathered] = [Dispatch::PerChunk, Dispatch::LayerMajor].map(ns);
     assert!(gathered < each, "{gathered} and {each}");
+}
+
+#[test]
+fn attention_is_on_the_npu_where_it_takes_it_and_is_faster_with_it() {
+    let text = include_str!("../../../socs/npu-attention.toml");
+    let attends = |from: &str, to: &str| {
+        let soc = Soc::parse("npu.toml", &text.replace(from, to)).unwrap();
+        let strategy = SocStrategy::Experts(ExpertPolicy::Groups, Dispatch::PerChunk);
+        let plan = run(soc, strategy, None).unwrap().0;
+        plan.rule(Phase::Prefill, SegmentKind::Attention, Some(0)).unwrap().device == "npu"
+    };
+    assert!(attends("", ""));
+    assert!(!attends("peak_gops = 6170.0", "peak_gops = 6.0"));
+    assert!(!attends("[\"embed\", ", "[\"embed\", \"attention\", "));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Segments that a device has no room for.
 
+use troika_device::size;
 use troika_model::lower::SegmentKind;
 use troika_model::spec::ModelSpec;
 
@@ -58,10 +59,10 @@ impl Elsewhere {
             }
         }
         let runs = runs.iter().map(|(kinds, layers)| format!("{}{layers}", kinds.join(", ")));
-        let (what, mib) = (runs.collect::<Vec<_>>().join("; "), self.holds >> 20);
+        let (what, holds) = (runs.collect::<Vec<_>>().join("; "), size(self.holds));
         let (device, by) = (&self.device, &self.by);
         format!(
-            "device {device} holds {mib} MiB of weights, and {by} computes what does not fit: {what}"
+            "device {device} holds {holds} of weights, and {by} computes what does not fit: {what}"
         )
     }
 }

@@ -46,7 +46,7 @@ pub use experts::{Dispatch, ExpertCachePlan, ExpertGroupPlan, ExpertSplit, KeptB
 pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
 pub use layers::LayerRun;
-pub use make::{PlanRequest, assemble, chunk_of, in_flight, make, page_len};
+pub use make::{PlanRequest, assemble, chunk_of, experts_left_out, in_flight, make, page_len};
 pub use plan::{
     Decode, Layers, LengthRules, Phase, Plan, PlannedRules, Policy, Prefill, RefusedOps, Rule,
     Split, Stage, SyncMode,

@@ -1,5 +1,6 @@
 //! Making plans.
 
+use troika_device::size;
 use troika_graph::{ActivationFormat, DType};
 use troika_model::spec::ModelSpec;
 
@@ -156,6 +157,44 @@ pub fn make(
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)
+}
+
+/// A sentence on experts that a plan leaves to the device that shares them out, because their device
+/// has limits: without these, more of them would be in groups.
+///
+/// # Errors
+/// Those of [`make`].
+pub fn experts_left_out(
+    spec: &ModelSpec,
+    devices: &[PlanDevice],
+    request: &PlanRequest,
+) -> Result<Option<String>, PlanError> {
+    let (mut free, mut unlimited) = (devices.to_vec(), request.clone());
+    unlimited.experts.bytes = None;
+    let caps = free.iter_mut().map(|device| &mut device.caps);
+    caps.for_each(|caps| (caps.max_graphs, caps.max_resident_bytes) = (None, None));
+    let (plan, all) = (make(spec, devices, request)?, make(spec, &free, &unlimited)?);
+    let in_groups = |plan: &Plan| {
+        let splits = plan.prefill.rules.iter().filter_map(Rule::experts);
+        splits.flat_map(|split| &split.groups).map(|group| group.experts.len()).sum::<usize>()
+    };
+    let (held, of) = (in_groups(&plan), in_groups(&all));
+    let shares = |rule: &&Rule| rule.experts().is_some();
+    let Some(rule) = all.prefill.rules.iter().find(shares).filter(|_| held < of) else {
+        return Ok(None);
+    };
+    let other = rule.devices().find(|name| *name != rule.device);
+    let Some(PlanDevice { name, caps }) = devices.iter().find(|d| Some(&*d.name) == other) else {
+        return Ok(None);
+    };
+    let bytes = request.experts.bytes.into_iter().chain(caps.max_resident_bytes).min().map(size);
+    let graphs = caps.max_graphs.map(|graphs| format!("{graphs} graphs"));
+    let limits: Vec<String> = bytes.into_iter().chain(graphs).collect();
+    let (limits, host) = (limits.join(", "), &rule.device);
+    Ok(Some(format!(
+        "device {name} has room for groups of {held} of {of} experts ({limits} at most): {host} \
+         computes the others"
+    )))
 }
 
 fn context_of(spec: &ModelSpec, request: &PlanRequest) -> usize {

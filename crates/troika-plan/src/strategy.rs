@@ -53,7 +53,9 @@ pub enum Strategy {
     /// Prefill on the first device, decode on the second.
     PrefillDecode,
     /// A prompt's experts in groups on the first device that runs no functions of the host, or the
-    /// second one; all else on the first that does.
+    /// second one; all else on the first that does. A strategy knows no prices: whether attention is
+    /// with the groups is said by [`ExpertSettings::attention`](crate::ExpertSettings::attention), and
+    /// who knows prices asks `troika_solve::attention_pays`.
     Experts(ExpertPolicy),
     /// Prefill and decode on the devices of these names.
     PrefillDecodeNamed {

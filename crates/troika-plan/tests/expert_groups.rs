@@ -10,7 +10,7 @@ use troika_model::{families, presets};
 use troika_plan::{
     CalibratedProducts, Calibration, Dispatch, ExpertPolicy, ExpertSettings, ExpertSplit, Overflow,
     Phase, Plan, PlanDevice, PlanError, PlanRequest, Refusal, Split, Strategy, Tiers,
-    describe_refusals, expert_chunk, make,
+    describe_refusals, expert_chunk, experts_left_out, make,
 };
 
 fn spec() -> ModelSpec {
@@ -279,6 +279,20 @@ fn padding_has_room_for_all_rows_and_balanced_layers_one_tier() {
     uniform.experts.tiers = Tiers::Rows(48);
     let plan = make(&spec, &devices, &uniform).unwrap();
     assert!(shared(&plan, 0).unwrap().groups.iter().all(|g| g.capacity == 48));
+}
+
+#[test]
+fn experts_that_their_device_has_no_room_for_are_said() {
+    let (spec, mut devices) = (spec(), [device("npu", false), device("cpu", true)]);
+    let mut request = request(ExpertPolicy::Base, &spec);
+    assert_eq!(experts_left_out(&spec, &devices, &request).unwrap(), None);
+    (devices[0].caps.max_graphs, request.experts.bytes) = (Some(3), Some(100 << 20));
+    let all = experts(&spec).0 * experts(&spec).1;
+    let says = format!(
+        "device npu has room for groups of 3 of {all} experts (100 MiB, 3 graphs at most): cpu \
+         computes the others"
+    );
+    assert_eq!(experts_left_out(&spec, &devices, &request).unwrap(), Some(says));
 }
 
 #[test]

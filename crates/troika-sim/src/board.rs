@@ -34,7 +34,8 @@ impl Board {
         let metered = Arc::downgrade(&board);
         board.clock.meter(move || {
             let board = metered.upgrade()?;
-            board.energy_j(&start, &board.usage())
+            let now = board.usage();
+            Some((board.energy_j(&start, &now), board.soc.cpu_time(&start, &now)))
         });
         board
     }

@@ -9,8 +9,10 @@ use troika_device::Clock;
 /// What happens at a point in time.
 type Event = Box<dyn FnOnce() + Send>;
 
-/// The joules of a machine, if they are known.
-type Meter = Arc<dyn Fn() -> Option<f64> + Send + Sync>;
+/// The joules of a machine, if they are known, and for how long its CPUs worked.
+type MachineUse = (Option<f64>, Duration);
+/// The use of a machine, while there is one.
+type Meter = Arc<dyn Fn() -> Option<MachineUse> + Send + Sync>;
 
 #[derive(Default)]
 struct Schedule {
@@ -44,17 +46,26 @@ impl VirtualClock {
         s.events.insert(key, Box::new(run));
     }
 
-    /// Counts the joules of a machine that goes by this clock.
-    pub(crate) fn meter(&self, joules: impl Fn() -> Option<f64> + Send + Sync + 'static) {
-        self.lock().meters.push(Arc::new(joules));
+    /// Counts what a machine uses that goes by this clock.
+    pub(crate) fn meter(&self, used: impl Fn() -> Option<MachineUse> + Send + Sync + 'static) {
+        self.lock().meters.push(Arc::new(used));
     }
 
     /// Joules that all machines which go by this clock have used since they began; `None` if a file
     /// does not know them.
     pub fn joules(&self) -> Option<f64> {
+        self.used().map(|used| used?.0).sum()
+    }
+
+    /// For how long the CPUs of these machines have worked since they began.
+    pub fn cpu_time(&self) -> Duration {
+        self.used().flatten().map(|(_, cpu)| cpu).sum()
+    }
+
+    fn used(&self) -> impl Iterator<Item = Option<MachineUse>> {
         // The lock is free meanwhile, since machines look at the clock.
         let meters = self.lock().meters.clone();
-        meters.iter().map(|joules| joules()).sum()
+        meters.into_iter().map(|used| used())
     }
 
     /// Takes the first event up to a time, and sets the clock to the event's time.

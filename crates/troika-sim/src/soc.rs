@@ -1,6 +1,7 @@
 //! The file of a system on a chip: its processors, and what they share.
 
 use std::path::Path;
+use std::time::Duration;
 
 use toml::{Table, Value};
 use troika_graph::{Op, ProductForm};
@@ -235,6 +236,13 @@ impl Soc {
         });
         let bytes = (to.bytes - from.bytes) as f64 * memory.pj_per_byte * 1e-12;
         Some(idle * time + work.sum::<f64>() + bytes)
+    }
+
+    /// For how long its CPUs worked between two states, all together.
+    pub fn cpu_time(&self, from: &Usage, to: &Usage) -> Duration {
+        let busy = self.processors.iter().zip(from.busy_ns.iter().zip(&to.busy_ns));
+        let cpus = busy.filter(|(p, _)| p.kind == ProcessorKind::Cpu);
+        cpus.map(|(_, (from, to))| Duration::from_nanos(to.saturating_sub(*from))).sum()
     }
 
     /// Reads a file.

@@ -12,7 +12,7 @@ use troika_graph::{
     ActivationFormat, Attention, DType, Dim, KvAppend, Op, Shape, StateKind, Subgraph,
     SubgraphBuilder, WeightDecl,
 };
-use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
+use troika_sim::{Board, ProcessorKind, Soc, VirtualClock, VirtualDevice};
 
 /// All weights are ones. With `none` set, reading one is an error.
 #[derive(Clone, Copy)]
@@ -632,6 +632,10 @@ fn processors_of_a_board_share_bandwidth_and_battery() {
     // 512 ns: the rest takes 4 W, `a` idles at 1 W, `b` works at 3 W; 512 bytes at 1 nJ.
     let joules = board.energy_j(&before, &after).unwrap();
     assert!((joules - 512e-9 * (4.0 + 1.0 + 3.0) - 512e-9).abs() < 2e-9, "{joules}");
+    let mut soc = board.soc().clone();
+    assert_eq!(soc.cpu_time(&before, &after), Duration::ZERO);
+    soc.processors[1].kind = ProcessorKind::Cpu;
+    assert_eq!(soc.cpu_time(&before, &after), Duration::from_nanos(512));
 }
 
 #[test]

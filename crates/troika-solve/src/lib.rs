@@ -1,6 +1,7 @@
 //! The solver: finds the division of a model over devices that a cost model rates best. See the
 //! README beside this file.
 
+mod attention;
 mod choice;
 mod chunks;
 mod cost;
@@ -26,6 +27,7 @@ mod weights;
 
 use troika_plan::PlanError;
 
+pub use attention::attention_pays;
 pub use cost::{CostModel, Mover, PricedRun, QueueCosts, lasting};
 pub use fit::{Fits, RunFit};
 pub use forms::Forms;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use troika_device::DeviceError;
+use troika_device::{DeviceError, size, size_needed};
 use troika_engine::EngineError;
 use troika_engine::sample::{ParamError, SampleError};
 use troika_model::chat::ChatError;
@@ -92,7 +92,8 @@ pub enum Error {
     },
     /// Weights that do not fit into memory.
     #[error(
-        "the weights take {} MiB, and {} MiB of memory are free; {advice}", needed >> 20, free >> 20
+        "the weights take {}, and {} of memory are free; {advice}",
+        size_needed(*needed), size(*free)
     )]
     TooLarge {
         /// Bytes of the weights.

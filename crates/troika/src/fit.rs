@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use troika_device::{Device, SpaceId};
+use troika_device::{Device, SpaceId, size, size_needed};
 use troika_engine::KvLayout;
 use troika_plan::own_space;
 use troika_weights::{Quant, read_rate};
@@ -40,9 +40,9 @@ impl Planned {
             let fits = needs.longest(room);
             self = self.model.planned(&OpenOptions { context: Some(fits), ..options.clone() })?;
             self.changes.push(format!(
-                "the context is {fits} of the model's {context} tokens, since the KV cache gets {} MiB \
-                 of the memory that is free (another one: -c N; fewer bytes a token: --cache-type)",
-                room >> 20
+                "the context is {fits} of the model's {context} tokens, since the KV cache gets {} of \
+                 the memory that is free (another one: -c N; fewer bytes a token: --cache-type)",
+                size(room)
             ));
         }
         let room = if is_given { room.max(asked) } else { room }.min(needs.all_bytes());
@@ -114,11 +114,11 @@ impl Planned {
         let Some(most) = most.filter(|most| most.held > 0 && needed > host.weights()) else {
             return Ok(());
         };
-        let (name, mib) = (&most.device, most.held >> 20);
+        let (name, held) = (&most.device, size_needed(most.held));
         let fewer =
             if most.rows.len() > 1 { "fewer --row-buckets hold fewer copies, and " } else { "" };
         let advice = format!(
-            "{mib} MiB are in graphs for device {name}: {fewer}--device-memory {name}=MIB lets another \
+            "{held} are in graphs for device {name}: {fewer}--device-memory {name}=MIB lets another \
              device have the rest"
         );
         Err(Error::TooLarge { needed, free: host.free, advice })
@@ -149,17 +149,17 @@ fn in_file(needed: u64, free: u64, rate: Option<f64>) -> String {
         format!(", at {gb:.1} GB/s up to {seconds:.1} s a token")
     });
     format!(
-        "the weights take {} MiB, and {} MiB of memory are free: they are read from the file \
-         whenever they are used{speed}; a file of fewer bits that fits is faster",
-        needed >> 20,
-        free >> 20
+        "the weights take {}, and {} of memory are free: they are read from the file whenever they \
+         are used{speed}; a file of fewer bits that fits is faster",
+        size_needed(needed),
+        size(free)
     )
 }
 
 /// The sentence for a cache that is larger than what the weights leave.
 fn too_much(what: &str, asked: u64, host: HostMemory, weights: u64) -> Option<String> {
     let left = host.free.saturating_sub(weights);
-    let (asked_mib, mib) = (asked >> 20, left >> 20);
-    let says = format!("{what} {asked_mib} MiB, and the weights leave {mib} MiB of memory free");
+    let (asks, leaves) = (size_needed(asked), size(left));
+    let says = format!("{what} {asks}, and the weights leave {leaves} of memory free");
     (asked > left).then_some(says)
 }

@@ -76,6 +76,7 @@ mod soc_costs;
 mod source;
 mod text;
 mod turn;
+mod use_meter;
 
 pub use budget::{HostMemory, MemoryLimits};
 pub use calibrate::{Calibrated, calibrate};
@@ -114,6 +115,7 @@ pub use session::{
 };
 pub use soc_costs::SocCosts;
 pub use source::Source;
+pub use use_meter::{CpuMeter, Measuring, TokenUse};
 
 pub use troika_check::CheckedKernel;
 pub use troika_weights::{can_write, exit_when_shortened, write_file};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use troika_device::{Clock, ExpertForecast};
+use troika_device::{Clock, ExpertForecast, size, size_needed};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Prediction, RoutingPredictor};
 use troika_trace::{Span, Tracer};
@@ -38,13 +38,12 @@ pub(crate) fn limit_experts(
     if all <= host.weights() {
         return None;
     }
-    let mib = |bytes: u64| bytes >> 20;
     let Some(folder) = &options.cache else {
         return Some(format!(
-            "the weights take {} MiB, and {} MiB of memory are free: with a folder to read experts \
-             from (--cache-dir, and no --no-cache) they need not all be in memory",
-            mib(all),
-            mib(host.free)
+            "the weights take {}, and {} of memory are free: with a folder to read experts from \
+             (--cache-dir, and no --no-cache) they need not all be in memory",
+            size_needed(all),
+            size(host.free)
         ));
     };
     let cache = options.sharing.kv_bytes.unwrap_or(host.cache(all));
@@ -54,10 +53,10 @@ pub(crate) fn limit_experts(
     let budget = host.experts(rest, cache).max(least);
     store.limit_experts(budget);
     Some(format!(
-        "the experts take {} MiB, of which {} MiB fit into the memory that is free: the others are \
-         read from {} when tokens choose them (--expert-cache-mib)",
-        mib(experts),
-        mib(budget),
+        "the experts take {}, of which {} fit into the memory that is free: the others are read \
+         from {} when tokens choose them (--expert-cache-mib)",
+        size_needed(experts),
+        size(budget),
         folder.dir().display()
     ))
 }

@@ -280,6 +280,12 @@ impl Model {
         devices::joules(&*self.opened.clock)
     }
 
+    /// For how long the CPUs among virtual devices have worked since they were opened; `None` for real
+    /// ones.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        devices::cpu_time(&*self.opened.clock)
+    }
+
     /// Whether there are logits to read: not if a device models time only.
     pub fn computes(&self) -> bool {
         self.opened.computes

@@ -1,21 +1,23 @@
 //! Planning: a model with bound weights, the devices, and the plan that the options ask for.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use troika_device::Device;
 use troika_engine::EngineError;
 use troika_graph::partition::residual;
 use troika_graph::{ActivationFormat, DType, Node, Op, convert_products};
-use troika_model::lower::{Lowered, lower};
+use troika_model::lower::{Lowered, SegmentKind, lower};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     CalibratedProducts, Elsewhere, ExpertPolicy, ExpertSettings, Plan, PlanDevice, PlanError,
-    PlanRequest, Prefill, Refusal, Strategy, describe_refusals, in_flight, leave_attention,
+    PlanRequest, Prefill, Refusal, Strategy, describe_refusals, experts_left_out, in_flight,
+    leave_attention,
 };
 use troika_program::{PhaseCopies, copies};
 use troika_solve::{
     Alternative, CostModel, Forms, HeldWeights, MadePlan, MakeRequest, PredictRequest, Profile,
-    ProfiledCosts, SolveRequest, Solved, check_memory, choose_policy, held_weights,
+    ProfiledCosts, SolveRequest, Solved, attention_pays, check_memory, choose_policy, held_weights,
     make_within_memory, solve,
 };
 use troika_weights::{FloatType, WeightStore};
@@ -126,6 +128,11 @@ impl BoundModel {
 
     /// The same for the context that the options ask for, whatever is free.
     pub(crate) fn planned(self, options: &OpenOptions) -> Result<Planned, Error> {
+        let options = self.with_attention(options)?;
+        self.planned_as_asked(&options)
+    }
+
+    fn planned_as_asked(self, options: &OpenOptions) -> Result<Planned, Error> {
         options.experts.check(&self.spec)?;
         let (mut changes, mut alternatives, mut unpriced) = (Vec::new(), Vec::new(), Vec::new());
         let calibration = options.calibration().map(|c| &*c.calibration);
@@ -150,7 +157,7 @@ impl BoundModel {
             (None, None) => {
                 let made = self.made(options)?;
                 changes.extend(made.moved.iter().map(Elsewhere::describe));
-                changes.extend(options.experts.notes(&self.spec, &options.strategy, calibration));
+                changes.extend(self.expert_notes(&made.plan, options)?);
                 made.plan
             }
         };
@@ -160,7 +167,7 @@ impl BoundModel {
             None => "no NPU of the plan computes with halves",
         };
         changes.extend((!computes && options.converted_format().is_some()).then(|| unused.into()));
-        let refusals = self.refusals(&plan, options)?;
+        let refusals = self.refusals(&plan, options, profile.as_ref())?;
         if !options.may_change_plan() {
             if let Some(refusal) = plan.refused(&refusals).first() {
                 return Err(PlanError::NotTaken(Box::new((*refusal).clone())).into());
@@ -185,6 +192,44 @@ impl BoundModel {
         plan.prefill.policy = options.policy.unwrap_or(plan.prefill.policy);
         let (kv_bytes, model) = (None, self);
         Ok(Planned { plan, changes, refusals, alternatives, unpriced, kv_bytes, profile, model })
+    }
+
+    /// The options, with attention on the device of experts' groups where a prompt is faster so by the
+    /// prices of virtual devices. Strategies know no prices: without any, `--npu-attention` says it.
+    fn with_attention<'a>(&self, options: &'a OpenOptions) -> Result<Cow<'a, OpenOptions>, Error> {
+        let asks = matches!(options.plan, PlanSource::Strategy)
+            && matches!(options.strategy, Strategy::Experts(_))
+            && !options.devices.npu.attention;
+        if !asks || self.soc(options)?.is_none() {
+            return Ok(Cow::Borrowed(options));
+        }
+        let mut with = options.clone();
+        with.devices.npu.attention = true;
+        let here = self.made(options)?.plan;
+        let Ok(MadePlan { plan: there, .. }) = self.made(&with) else {
+            return Ok(Cow::Borrowed(options));
+        };
+        let refusals = self.refusals(&there, &with, None)?;
+        let longest = here.context.saturating_sub(1).max(1);
+        let prompt = options.experts.prompt.unwrap_or(here.prefill.chunk).min(longest);
+        let pays = self.priced(&self.lowered(&here)?, None, options, |request| {
+            let request = PredictRequest { prompt, ..*request };
+            attention_pays(&request, &refusals, [&here, &there])
+        })?;
+        Ok(if pays == Some(true) { Cow::Owned(with) } else { Cow::Borrowed(options) })
+    }
+
+    /// What there is to know of a new plan's experts, and of those that their device has no room for.
+    fn expert_notes(&self, plan: &Plan, options: &OpenOptions) -> Result<Vec<String>, Error> {
+        let calibration = options.calibration().map(|c| &*c.calibration);
+        let mut notes = options.experts.notes(&self.spec, &options.strategy, calibration);
+        if matches!(options.strategy, Strategy::Experts(_)) {
+            let mut request = self.plan_request(options);
+            request.calibrated = self.converted(&options.npu_numbers, &*self.lowered(plan)?)?;
+            let devices = self.plan_devices(options)?;
+            notes.extend(experts_left_out(&self.spec, &devices, &request)?);
+        }
+        Ok(notes)
     }
 
     /// Sets the chunks in flight of a new plan: refused ops may have brought in another device.
@@ -247,12 +292,21 @@ impl BoundModel {
         Ok(soc_of(&options.devices)?.filter(|(_, names)| names.len() == self.devices.len()))
     }
 
-    /// What the devices refuse of a plan, and what a new plan leaves to others.
-    fn refusals(&self, plan: &Plan, options: &OpenOptions) -> Result<Vec<Refusal>, Error> {
+    /// What the devices refuse of a plan, and what a new plan leaves to others: attention of NPUs,
+    /// unless a profile has its price.
+    fn refusals(
+        &self,
+        plan: &Plan,
+        options: &OpenOptions,
+        profile: Option<&Profile>,
+    ) -> Result<Vec<Refusal>, Error> {
         let shapes = |key| self.store.shape(key);
         let mut refusals = troika_engine::examine(&self.spec, &shapes, plan, &self.devices)?;
         if options.plan.given().is_none() && !options.devices.npu.attention {
-            leave_attention(self.devices.iter().map(|d| &**d), &mut refusals);
+            let priced =
+                |name: &str| profile.is_some_and(|p| p.has_price(name, SegmentKind::Attention));
+            let others = self.devices.iter().map(|d| &**d).filter(|d| !priced(d.name()));
+            leave_attention(others, &mut refusals);
         }
         Ok(refusals)
     }
@@ -350,7 +404,7 @@ impl BoundModel {
         let lowered = &self.lowered(&plan)?;
         base.calibrated = self.converted(&options.npu_numbers, lowered)?;
         base.calibrated_decode = self.converted(options.decode_numbers(), lowered)?;
-        let refusals = if is_limited { self.refusals(&plan, options)? } else { Vec::new() };
+        let refusals = if is_limited { self.refusals(&plan, options, None)? } else { Vec::new() };
         Ok(make_within_memory(&MakeRequest {
             spec: &self.spec,
             lowered,
@@ -441,7 +495,7 @@ impl BoundModel {
         let one = self.one_device_plan(&OpenOptions { chunk: longest, ..options.clone() })?;
         let (prompt, generate) = wanted.lengths(one.context)?;
         // All ops that devices refuse, whichever plan is chosen.
-        let refusals = self.refusals(&one, options)?;
+        let refusals = self.refusals(&one, options, Some(&measured))?;
         let devices = self.plan_devices(options)?;
         let refuse = |error| Error::Profile { file: file.display().to_string(), error };
         let profiled = ProfiledCosts::new(&measured, &devices).map_err(refuse)?;

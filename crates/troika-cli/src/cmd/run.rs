@@ -1,10 +1,11 @@
 //! `troika run`.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::Duration;
 
 use troika::trace::Tracer;
-use troika::{Model, OpenOptions, Source};
+use troika::{CpuMeter, EnergyMeter, Model, OpenOptions, Output, Source};
 
 use crate::error::CliError;
 use crate::flags::{OpenArgs, RunArgs, chat_helper};
@@ -14,9 +15,13 @@ use crate::interrupt::Interrupt;
 use crate::prompt::{system, tokenize};
 use crate::{chat, expert_groups, file, memory, output, parallel, resolve, stats};
 
+use super::bench::LOOK;
+
 /// Generates text for one prompt, or opens a chat.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
+    // Before threads are started, whose cycles count.
+    let cpu = CpuMeter::open();
     let source = resolve::model(&args.model)?;
     let prompt = match args.parallel {
         Some(_) => Prompt::Lines(lines(args)?),
@@ -39,10 +44,12 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let result = match prompt {
         Prompt::Chat => chat::run(&model, args, &interrupt),
         Prompt::Lines(lines) => parallel::run(&model, &source, args, &lines, &interrupt),
-        Prompt::Ids(ids) => once(&model, &source, args, &ids, None, &interrupt),
+        Prompt::Ids(ids) => once(&model, args, &ids, &interrupt, &cpu, &tracer)
+            .and_then(|out| print_answer(&model, &source, args, &out, None)),
         Prompt::Text(text) => {
             let (ids, time) = tokenize(&model, args, &mut system(args), &text)?;
-            once(&model, &source, args, &ids, Some(time), &interrupt)
+            once(&model, args, &ids, &interrupt, &cpu, &tracer)
+                .and_then(|out| print_answer(&model, &source, args, &out, Some(time)))
         }
     };
     if args.verbose {
@@ -149,17 +156,38 @@ pub(super) fn open_options(open: &OpenArgs, tracer: Tracer) -> Result<OpenOption
     })
 }
 
+/// Generates once. A trace has what the prompt and the later tokens used.
 fn once(
+    model: &Model,
+    args: &RunArgs,
+    ids: &[u32],
+    interrupt: &Interrupt,
+    cpu: &CpuMeter,
+    tracer: &Tracer,
+) -> Result<Output, CliError> {
+    let metered = tracer.enabled() && !model.is_modelled();
+    let meter = metered.then(|| EnergyMeter::find(Path::new("/sys"))).and_then(Result::ok);
+    let start = || cpu.start(model, meter.as_ref().and_then(|meter| meter.start(LOOK)));
+    let (mut running, mut prompt) = (start(), None);
+    let mut first = || prompt = Some(std::mem::replace(&mut running, start()).stop(ids.len()));
+    let out = generate(model, &mut model.session()?, args, ids, interrupt, &mut first)?;
+    let later = running.stop(out.stats.generated_tokens.saturating_sub(1));
+    tracer.note(cpu.source(model));
+    prompt.iter().for_each(|used| tracer.note(format!("prefill, {used}")));
+    tracer.note(format!("decode, {later}"));
+    Ok(out)
+}
+
+/// Prints what there is to know of an answer.
+fn print_answer(
     model: &Model,
     source: &Source,
     args: &RunArgs,
-    ids: &[u32],
+    out: &Output,
     tokenizer: Option<Duration>,
-    interrupt: &Interrupt,
 ) -> Result<(), CliError> {
-    let out = generate(model, &mut model.session()?, args, ids, interrupt)?;
     if args.json {
-        let mut all = stats::json(model, source, &out, tokenizer);
+        let mut all = stats::json(model, source, out, tokenizer);
         let shared = model.engine()?.group_stats();
         if !shared.layers.is_empty() {
             all["expert_groups"] = expert_groups::json(&shared);
@@ -168,7 +196,7 @@ fn once(
     }
     output::write("\n")?;
     if !args.quiet {
-        output::note(&stats::text(model, &out, tokenizer));
+        output::note(&stats::text(model, out, tokenizer));
         output::note(&expert_groups::text(&model.engine()?.group_stats()));
     }
     Ok(())

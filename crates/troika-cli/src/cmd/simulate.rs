@@ -1,6 +1,7 @@
 //! `troika simulate`.
 
 use serde_json::json;
+use troika::TokenUse;
 use troika::sim::Soc;
 use troika::trace::Tracer;
 use troika_lab::{Figures, LabError, Shape, SimulateOptions, Simulation, WEIGHTS};
@@ -34,6 +35,8 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     if let Some(path) = &args.out {
         file::write_json("plan", path, &simulation.plan()?.to_json())?;
     }
+    let phases = ["prefill", "decode"].into_iter().zip(figures.used());
+    phases.for_each(|(phase, used)| tracer.note(format!("{phase}, {used}")));
     file::write_trace(&tracer, args.trace.as_deref())?;
     if args.json {
         return output::json(&fields(&options, &figures));
@@ -42,6 +45,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
 }
 
 fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
+    let [prompt, later] = f.used();
     json!({
         "soc": options.soc.name, "model": options.shape.name,
         "strategy": options.strategy.name(), "prompt": f.prompt, "generate": f.generated,
@@ -49,6 +53,10 @@ fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
         "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
         "energy_j": f.energy_j(), "prefill_j": f.prefill_j, "prefill_w": f.prefill_w(),
         "decode_j": f.decode_j, "decode_w": f.decode_w(), "peak_bytes": f.peak_bytes,
+        "prefill_j_per_token": prompt.joules_per_token(),
+        "decode_j_per_token": later.joules_per_token(),
+        "prefill_cpu_ms_per_token": prompt.cpu_ms_per_token(),
+        "decode_cpu_ms_per_token": later.cpu_ms_per_token(),
         "prepare_ms": f.prepare_ns as f64 * 1e-6,
         "frames_per_s": options.co_run.map(|_| {
             let [prefill, decode] = f.frame_rates;
@@ -73,13 +81,18 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
         0 => String::new(),
         ns => format!("| of it, making code | {:.2} ms |\n", ns as f64 * 1e-6),
     };
-    let phase = |name: &str, joules: Option<f64>, watts: Option<f64>| {
-        joules.zip(watts).map_or(String::new(), |(joules, watts)| {
-            format!("| of it, {name} | {joules:.2} J, {watts:.2} W |\n")
-        })
+    let phase = |name: &str, of: &TokenUse| {
+        let (joules, watts) = (of.joules?, of.watts()?);
+        let each = of.joules_per_token()? * 1e3;
+        Some(format!("| of it, {name} | {joules:.2} J, {watts:.2} W, {each:.2} mJ/token |\n"))
     };
-    let prefill = phase("prefill", f.prefill_j, f.prefill_w());
-    let decode = phase("decode", f.decode_j, f.decode_w());
+    let cpu = |name: &str, of: &TokenUse| {
+        Some(format!("| CPU time, {name} | {:.3} ms/token |\n", of.cpu_ms_per_token()?))
+    };
+    let [prompt, later] = f.used();
+    let used = [phase("prefill", &prompt), phase("decode", &later)];
+    let used = used.into_iter().chain([cpu("prefill", &prompt), cpu("decode", &later)]);
+    let used: String = used.flatten().collect();
     format!(
         "{} on {} (virtual), {}: {} + {} tokens\n\n\
          | | |\n| --- | ---: |\n\
@@ -87,7 +100,7 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
          | time per later token | {} |\n\
          | prefill | {:.2} tok/s |\n\
          | decode | {} |\n\
-         | energy | {} |\n{prefill}{decode}\
+         | energy | {} |\n{used}\
          | peak memory | {:.0} MiB |\n{frames}",
         options.shape.name,
         options.soc.name,

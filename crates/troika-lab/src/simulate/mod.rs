@@ -7,9 +7,10 @@ mod strategy;
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, Usage, VirtualDevice};
-use troika::{BoundModel, Error, Model, OpenOptions, SocCosts};
+use troika::{BoundModel, Error, Model, OpenOptions, SocCosts, TokenUse};
 use troika_device::{Device, DeviceError, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::{DType, ProductForm};
@@ -85,6 +86,8 @@ pub struct Figures {
     pub prefill_j: Option<f64>,
     /// Joules of all tokens after the first.
     pub decode_j: Option<f64>,
+    /// For how long the CPUs worked, for the prompt with its code, and for all later tokens.
+    pub cpu_time: [Duration; 2],
     /// The most bytes held: weights, cache, values.
     pub peak_bytes: u64,
     /// Frames per second drawn during the prompt, and during decoding.
@@ -122,6 +125,19 @@ impl Figures {
     pub fn decode_w(&self) -> Option<f64> {
         let seconds = Some(self.decode_ns as f64 * 1e-9).filter(|s| *s > 0.0)?;
         self.decode_j.map(|joules| joules / seconds)
+    }
+
+    /// What the prompt used, and what all tokens after the first one did.
+    pub fn used(&self) -> [TokenUse; 2] {
+        let [prompt, later] = self.cpu_time;
+        let of = |tokens, ns: u64, joules, cpu: Duration| {
+            let (seconds, cpu_seconds) = (ns as f64 * 1e-9, Some(cpu.as_secs_f64()));
+            TokenUse { tokens, seconds, joules, cpu_seconds, cpu_cycles: None }
+        };
+        [
+            of(self.prompt, self.ttft_ns, self.prefill_j, prompt),
+            of(self.generated.saturating_sub(1), self.decode_ns, self.decode_j, later),
+        ]
     }
 
     /// Joules of prompt and answer.
@@ -176,7 +192,7 @@ impl Simulation {
         let mut plan = match (&options.plan, strategy) {
             (Some(plan), _) => plan.clone(),
             (None, SocStrategy::Solved) => solved(&request, &shapes, &devices, options)?,
-            (None, _) => placed::plan(&request)?,
+            (None, _) => placed::fastest(&request, &shapes, &devices)?,
         };
         if options.plan.is_none() {
             Forms::new(&lowered, &facts, &SocCosts::of(soc, &facts)).choose(&mut plan);
@@ -277,10 +293,13 @@ impl Simulation {
         let engine_bytes = memory.kv_cache + memory.activations + memory.scratch;
         let between = |a: &Usage, b: &Usage| b.now_ns - a.now_ns;
         let (mut prefill_j, mut prepare_ns) = (self.board.energy_j(&start, &first), 0);
+        let soc = self.board.soc();
+        let mut cpu_time = [soc.cpu_time(&start, &first), soc.cpu_time(&first, &end)];
         if let Some([before, after]) = &self.prepared {
             let prepare_j = self.board.energy_j(before, after);
             prefill_j = prefill_j.zip(prepare_j).map(|(run, prepare)| run + prepare);
             prepare_ns = between(before, after);
+            cpu_time[0] += soc.cpu_time(before, after);
         }
         Ok(Figures {
             ttft_ns: between(&start, &first) + prepare_ns,
@@ -290,6 +309,7 @@ impl Simulation {
             generated: self.generate,
             prefill_j,
             decode_j: self.board.energy_j(&first, &end),
+            cpu_time,
             peak_bytes: weight_bytes(engine.lowered()) + engine_bytes,
             frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
                 let frames = (b.frames - a.frames) as f64;

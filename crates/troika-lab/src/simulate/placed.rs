@@ -4,16 +4,22 @@
 use std::sync::Arc;
 
 use troika::sim::{Processor, ProcessorKind, Soc};
+use troika_device::Device;
 use troika_graph::partition::cut_at;
 use troika_graph::{DType, Op, Subgraph};
-use troika_model::lower::{Lowered, ModelPart, Segment, SegmentKind, segment_kinds, segments};
+use troika_model::lower::{
+    Lowered, ModelPart, Segment, SegmentKind, WeightShapes, segment_kinds, segments,
+};
 use troika_model::spec::ModelSpec;
 use troika_plan::{
     Decode, Dispatch, EXPERT_GROUP, ExpertPolicy, ExpertSettings, Layers, ModelId, PLAN_VERSION,
     Phase, Plan, PlanDevice, PlanRequest, Policy, Prefill, Rule, Strategy, SyncMode, expert_chunk,
     make, page_len, stage_borders,
 };
-use troika_solve::{CostModel, InStages, PricedRun, StagedRequest, Ways, expert_bytes};
+use troika_solve::{
+    CostModel, InStages, PredictRequest, PricedRun, StagedRequest, Ways, attention_pays,
+    expert_bytes,
+};
 
 use super::{SimulateError, SocStrategy};
 use troika::SocCosts;
@@ -44,7 +50,7 @@ pub(super) struct Request<'a> {
 /// The SoC lacks a processor that it needs.
 pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
     if let SocStrategy::Experts(policy, dispatch) = r.strategy {
-        return experts(r, policy, dispatch);
+        return experts(r, policy, dispatch, false);
     }
     let (prefill, decode) = rules(r)?;
     let mut devices: Vec<String> = Vec::new();
@@ -82,11 +88,30 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
     })
 }
 
-/// A prompt's experts in groups on the NPU, all else on the CPU.
+/// The same, where experts in groups leave attention to the processor that is faster with it.
+pub(super) fn fastest(
+    r: &Request<'_>,
+    shapes: WeightShapes<'_>,
+    devices: &[Arc<dyn Device>],
+) -> Result<Plan, SimulateError> {
+    let here = plan(r)?;
+    let SocStrategy::Experts(policy, dispatch) = r.strategy else { return Ok(here) };
+    let there = experts(r, policy, dispatch, true)?;
+    let refusals = troika_engine::examine(r.spec, shapes, &there, devices)?;
+    let cost = &SocCosts::of(r.soc, r.devices);
+    let (lowered, devices, prompt, generate) = (r.lowered, r.devices, r.prompt, 0);
+    let request = PredictRequest { lowered, devices, cost, prompt, generate };
+    let pays = attention_pays(&request, &refusals, [&here, &there]).map_err(troika::Error::Plan)?;
+    Ok(if pays { there } else { here })
+}
+
+/// A prompt's experts in groups on the NPU, and its attention if that is asked for; all else on the
+/// CPU.
 fn experts(
     r: &Request<'_>,
     policy: ExpertPolicy,
     dispatch: Dispatch,
+    attention: bool,
 ) -> Result<Plan, SimulateError> {
     if !segments(r.spec).iter().any(|(kind, _)| kind.traits().by_experts) {
         let strategy = r.strategy.name();
@@ -110,6 +135,7 @@ fn experts(
         kv_dtype: Some(DType::F16),
         experts: ExpertSettings {
             dispatch,
+            attention,
             stored_bytes: expert_bytes(r.lowered),
             ..ExpertSettings::default()
         },

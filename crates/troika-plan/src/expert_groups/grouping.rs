@@ -1,5 +1,7 @@
 //! Which experts share a graph, and which of the graphs a device holds (NPUMoE, sections 4.2, 4.3).
 
+use troika_device::{size, size_needed};
+
 use super::capacity::LayerLoad;
 
 /// Numbers of experts that a graph may have, the largest first.
@@ -82,19 +84,16 @@ pub fn group_size(
     limits: &GroupLimits,
 ) -> Result<usize, String> {
     let fit = limits.graph_bytes.map_or(u64::MAX, |most| most / expert_bytes.max(1));
-    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    let most = limits.graph_bytes.unwrap_or(u64::MAX);
+    let most = size(limits.graph_bytes.unwrap_or(u64::MAX));
     match asked {
         _ if fit == 0 => Err(format!(
-            "an expert has {} MiB of weights there, and a graph {} at most",
-            mib(expert_bytes),
-            most >> 20
+            "an expert has {} of weights there, and a graph {most} at most",
+            size_needed(expert_bytes)
         )),
         Some(asked) if asked as u64 > fit => Err(format!(
-            "{asked} experts have {} MiB of weights there, and a graph {} at most; put {fit} into a \
+            "{asked} experts have {} of weights there, and a graph {most} at most; put {fit} into a \
              group, or fewer",
-            mib(expert_bytes.saturating_mul(asked as u64)),
-            most >> 20
+            size_needed(expert_bytes.saturating_mul(asked as u64))
         )),
         Some(asked) => Ok(asked.max(1)),
         None => {
@@ -183,9 +182,11 @@ mod tests {
         assert_eq!(group_size(Some(7), 150 << 20, &limits(Some(1200 << 20))), Ok(7));
         let refused = group_size(Some(9), 150 << 20, &limits(Some(1200 << 20))).unwrap_err();
         assert!(refused.contains("1350 MiB") && refused.contains("put 8"), "{refused}");
+        let refused = |bytes, most| group_size(None, bytes, &limits(Some(most))).unwrap_err();
         assert!(
-            group_size(None, 150 << 20, &limits(Some(1 << 20))).unwrap_err().contains("150 MiB")
+            refused(150 << 20, 1 << 20).contains("150 MiB of weights there, and a graph 1 MiB")
         );
+        assert!(refused(200_000, 100_000).contains("196 KiB of weights there, and a graph 97 KiB"));
     }
 
     #[test]

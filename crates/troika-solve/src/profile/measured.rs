@@ -280,6 +280,12 @@ impl Profile {
         }
     }
 
+    /// Whether runs of a kind of segment were measured on a device.
+    pub fn has_price(&self, device: &str, segment: SegmentKind) -> bool {
+        let place = self.subject.devices.iter().position(|d| d.name == device);
+        place.is_some_and(|at| self.runs.iter().any(|r| (r.device, r.segment) == (at, segment)))
+    }
+
     /// Parses the text of a profile file.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ use std::sync::Mutex;
 
 use format::ALIGN;
 pub(crate) use format::Found;
-use troika_device::WeightBytes;
+use troika_device::{WeightBytes, size};
 
 use crate::parallel::lock;
 
@@ -210,8 +210,8 @@ impl Writer {
         let offset = self.at.next_multiple_of(ALIGN);
         let end = offset + bytes.len() as u64;
         if end > self.limit {
-            let mib = self.limit >> 20;
-            return Err(Error::other(format!("they take more than the {mib} MiB allowed")));
+            let most = size(self.limit);
+            return Err(Error::other(format!("they take more than the {most} allowed")));
         }
         self.partial.file.seek(SeekFrom::Start(offset))?;
         self.partial.file.write_all(bytes)?;

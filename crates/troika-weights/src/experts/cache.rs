@@ -7,7 +7,7 @@ use std::time::Duration;
 use troika_device::{
     Clock, DeviceError, EXPECTED_SHARE, EXPERT_PARTS, Eviction, ExpertBytes, ExpertForecast,
     ExpertPart, ExpertStats, ExpertsOnDisk, LayerChoices, PROMPT_TOKENS, RealClock, Residents,
-    WeightBytes,
+    WeightBytes, size, size_needed,
 };
 
 use super::io::{Done, Target};
@@ -161,10 +161,10 @@ impl ExpertCache {
             });
             if bytes as u64 > self.budget {
                 let why = format!(
-                    "its expert has {} MiB, and all experts in memory may have {} MiB; raise \
+                    "its expert has {}, and all experts in memory may have {}; raise \
                      --expert-cache-mib",
-                    (bytes >> 20) + 1,
-                    self.budget >> 20
+                    size_needed(bytes as u64),
+                    size(self.budget)
                 );
                 return Err(DeviceError::Weight { name: parts[0].part.weight.to_string(), why });
             }

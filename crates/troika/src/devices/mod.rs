@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use troika_check::{Check, CheckedKernel};
 pub(crate) use troika_cpu::kernels::outliers::hot_columns;
@@ -401,6 +402,11 @@ pub(crate) fn observed_cpu(
 /// known, and for real time.
 pub(crate) fn joules(clock: &dyn Clock) -> Option<f64> {
     (clock as &dyn Any).downcast_ref::<VirtualClock>()?.joules()
+}
+
+/// For how long CPUs that go by a virtual clock have worked since they began; `None` for real time.
+pub(crate) fn cpu_time(clock: &dyn Clock) -> Option<Duration> {
+    Some((clock as &dyn Any).downcast_ref::<VirtualClock>()?.cpu_time())
 }
 
 /// The clock of virtual devices, if all devices are virtual: time is then modelled.

@@ -17,8 +17,8 @@ use troika::engine::sample::SampleParams;
 use troika::plan::{Phase, PlanError, Strategy};
 use troika::trace::Tracer;
 use troika::{
-    DeviceOptions, EnergyMeter, Metering, Model, OpenOptions, Request, Session, SessionOptions,
-    measure_limits,
+    CpuMeter, DeviceOptions, EnergyMeter, Model, OpenOptions, Request, Session, SessionOptions,
+    TokenUse, measure_limits,
 };
 use troika_lab::Subject;
 
@@ -28,11 +28,14 @@ use crate::stats::counted;
 use crate::{expert_groups, output, resolve};
 
 use super::run::warn_of;
-use print::{BenchRows, LOOK};
+use print::BenchRows;
+pub(super) use print::LOOK;
 use row::{Facts, Row, Test};
 
 /// Runs all tests and prints the table.
 pub fn run(args: &BenchArgs) -> Result<(), CliError> {
+    // Before threads are started, whose cycles count.
+    let cpu = CpuMeter::open();
     let tests = tests(args);
     let nothing = tests.is_empty() && args.answers.is_empty() && !args.overhead;
     if args.repetitions == 0 || nothing {
@@ -60,7 +63,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let mut errors = Vec::new();
     BenchRows::print(args.output, |rows| {
         for options in all {
-            errors.extend(print_tests(args, &subject, &tests, options, rows)?);
+            errors.extend(print_tests(args, &subject, &cpu, &tests, options, rows)?);
         }
         Ok(())
     })?;
@@ -71,6 +74,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
 fn print_tests(
     args: &BenchArgs,
     subject: &Subject,
+    cpu: &CpuMeter,
     tests: &[Test],
     options: OpenOptions,
     rows: &mut BenchRows,
@@ -88,18 +92,19 @@ fn print_tests(
     let source = meter.as_ref().map(|m| m.as_ref().map(EnergyMeter::source).map_err(Clone::clone));
     let source = source.or(model.joules().map(|_| Ok("modelled".into())));
     let meter = meter.and_then(Result::ok);
-    let facts = Facts::of(subject.to_string(), &devices, &model, limits, source)?;
+    let of_cpu = cpu.source(&model);
+    let facts = Facts::of(subject.to_string(), &devices, &model, limits, source, of_cpu)?;
     if args.output == TableFlag::Md {
         output::write(&print::markdown_head(&facts, rows.first, soc.is_some()))?;
     }
     let (mut lines, mut errors) = (Vec::new(), Vec::new());
     for &test in tests {
-        let measured = measure(&model, test, args.repetitions, meter.as_ref())?;
-        let predicted = modelled.as_ref().map(|m| measure(m, test, 1, None)).transpose()?;
+        let measured = measure(&model, test, args.repetitions, cpu, meter.as_ref())?;
+        let predicted = modelled.as_ref().map(|m| measure(m, test, 1, cpu, None)).transpose()?;
         let predicted_ns = predicted.and_then(|m| m.samples_ns.first().copied());
-        let Measured { samples_ns, joules, experts, device_experts, .. } = measured;
-        let facts = &facts;
-        let row = Row { test, samples_ns, joules, experts, device_experts, predicted_ns, facts };
+        let Measured { samples_ns, used, experts, device_experts, .. } = measured;
+        let (used, facts) = (used.unwrap_or_default(), &facts);
+        let row = Row { test, samples_ns, used, experts, device_experts, predicted_ns, facts };
         rows.add("", &print::markdown(&row), &print::fields(&row))?;
         lines.extend(print::experts_lines(&row));
         errors.extend(row.prediction_error());
@@ -249,9 +254,12 @@ fn feed(
 
 /// What a test's repetitions took.
 struct Measured<'a> {
+    cpu: &'a CpuMeter,
     meter: Option<&'a EnergyMeter>,
+    /// Tokens of a repetition.
+    tokens: usize,
     samples_ns: Vec<u64>,
-    joules: Option<f64>,
+    used: Option<TokenUse>,
     /// What became of experts that are not all in memory: while measuring, before the first
     /// repetition that counts; then since.
     experts: Option<ExpertStats>,
@@ -272,14 +280,14 @@ impl Measured<'_> {
             self.device_experts = model.device_experts()?;
         }
         let metering = self.meter.filter(|_| counts).and_then(|m| m.start(LOOK));
-        let (start, modelled) = (model.clock().now(), model.joules());
+        let measuring = self.cpu.start(model, metering);
+        let start = model.clock().now();
         run()?;
         let took = model.clock().now() - start;
         if counts {
             self.samples_ns.push(took.as_nanos() as u64);
-            let modelled = modelled.and_then(|before| Some(model.joules()? - before));
-            let taken = metering.and_then(Metering::stop).or(modelled);
-            self.joules = self.joules.zip(taken).map(|(sum, taken)| sum + taken);
+            let used = measuring.stop(self.tokens);
+            self.used = Some(self.used.as_ref().map_or(used.clone(), |sum| sum.plus(&used, 1.0)));
         }
         Ok(())
     }
@@ -290,11 +298,13 @@ fn measure<'a>(
     model: &Model,
     test: Test,
     repetitions: usize,
+    cpu: &'a CpuMeter,
     meter: Option<&'a EnergyMeter>,
 ) -> Result<Measured<'a>, CliError> {
-    let joules = meter.map(|_| 0.0).or(model.joules().map(|_| 0.0));
-    let (samples_ns, device_experts) = (Vec::new(), Vec::new());
-    let mut measured = Measured { meter, samples_ns, joules, experts: None, device_experts };
+    let tokens = test.tokens() * test.sequences;
+    let (samples_ns, device_experts, experts) = (Vec::new(), Vec::new(), None);
+    let mut measured =
+        Measured { cpu, meter, tokens, samples_ns, used: None, experts, device_experts };
     if test.sequences > 1 {
         check_cache(model, test)?;
     }
@@ -319,11 +329,11 @@ fn measure<'a>(
 /// Tokens per second of a prompt or of decoding, and joules a token where they can be read.
 pub fn rate(model: &Model, prompt: usize, generate: usize) -> Result<(f64, Option<f64>), CliError> {
     let test = Test { prompt, generate, depth: 0, sequences: 1 };
-    let meter = EnergyMeter::find(Path::new("/sys")).ok();
-    let measured = measure(model, test, 2, meter.as_ref())?;
+    let (cpu, meter) = (CpuMeter::open(), EnergyMeter::find(Path::new("/sys")).ok());
+    let measured = measure(model, test, 2, &cpu, meter.as_ref())?;
     let all = (test.tokens() * measured.samples_ns.len()) as f64;
     let seconds = measured.samples_ns.iter().sum::<u64>() as f64 / 1e9;
-    Ok((all / seconds, measured.joules.map(|joules| joules / all)))
+    Ok((all / seconds, measured.used.and_then(|used| used.joules_per_token())))
 }
 
 /// Measures a repetition of a test of one sequence.

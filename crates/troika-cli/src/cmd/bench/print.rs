@@ -78,7 +78,7 @@ pub fn fields(row: &Row<'_>) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut fields = json!({
         "engine": "troika", "build_number": env!("CARGO_PKG_VERSION"),
-        "cpu_info": f.cpu, "backends": plan.devices.join("+"),
+        "cpu_info": f.cpu_info, "backends": plan.devices.join("+"),
         "model_filename": f.model,
         "model_type": format!("{} {}", f.family, f.quant),
         "model_size": f.size, "model_n_params": f.params,
@@ -101,9 +101,12 @@ pub fn fields(row: &Row<'_>) -> Value {
         "limit_gop_per_s": f.multiply.map(|l| l.value),
         "limits": f.limits.as_ref().map(limits),
     });
-    fields["joules"] = row.joules.into();
-    fields["joules_per_token"] = row.joules_per_token().into();
-    fields["watts"] = row.watts().into();
+    fields["joules"] = row.used.joules.into();
+    fields["joules_per_token"] = row.used.joules_per_token().into();
+    fields["watts"] = row.used.watts().into();
+    fields["cpu_ms_per_token"] = row.used.cpu_ms_per_token().into();
+    fields["cpu_cycles_per_token"] = row.used.cycles_per_token().into();
+    fields["cpu_source"] = f.cpu.clone().into();
     fields["energy_source"] = f.energy.as_ref().and_then(|e| e.as_deref().ok()).into();
     if let Some(experts) = &row.experts {
         fields["expert_hit_rate"] = experts.hit_rate().into();
@@ -158,10 +161,11 @@ fn limits_line(facts: &Facts, limits: &Limits) -> String {
         .multiply
         .map_or(String::new(), |l| format!(", multiplying {} {:.0} {}", l.words, l.value, l.unit));
     format!(
-        "Limits of {}: reading memory {:.1} GB/s{multiply}\n{}",
+        "Limits of {}: reading memory {:.1} GB/s{multiply}\n{}{}\n",
         limits.of,
         limits.read,
-        energy_line(facts)
+        energy_line(facts),
+        facts.cpu
     )
 }
 
@@ -186,9 +190,12 @@ pub fn markdown_head(facts: &Facts, first: bool, predicted: bool) -> String {
     };
     format!(
         "{gap}{}\n\
-         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J | J/token | W |{more}\n\
-         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{ruled}\n",
-        facts.limits.as_ref().map_or_else(|| MODELLED.into(), |limits| limits_line(facts, limits))
+         | model | size | params | device | quant | threads | test | seqs | t/s | t/s each | TTFT | GB/s | GOP/s | of limit | J | mJ/token | W | CPU ms/token | Mcycles/token |{more}\n\
+         | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{ruled}\n",
+        match &facts.limits {
+            Some(limits) => limits_line(facts, limits),
+            None => format!("{MODELLED}{}\n", facts.cpu),
+        }
     )
 }
 
@@ -204,17 +211,16 @@ pub fn markdown(row: &Row<'_>) -> String {
         (None, _) if row.reads_from_cache() => "reads from the cache".into(),
         (None, _) => String::new(),
     };
-    let each = row.joules.map(|j| j / row.samples_ns.len() as f64);
-    let joules = [each, row.joules_per_token(), row.watts()];
-    let joules =
-        joules.map(|j| j.map_or_else(|| "-".to_string(), |j| format!("{j:.3}"))).join(" | ");
+    let each = row.used.joules.map(|j| j / row.samples_ns.len() as f64);
+    let joules = each.map_or_else(|| "-".to_string(), |j| format!("{j:.3}"));
+    let used = row.used.figures().join(" | ");
     let tokens = (row.test.tokens() * row.test.sequences) as f64;
     let predicted = row.predicted_ns.zip(row.prediction_error());
     let predicted = predicted.map_or_else(String::new, |(ns, error)| {
         format!(" {:.2} | {:+.1} % |", tokens * 1e9 / ns as f64, error * 100.0)
     });
     format!(
-        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {limit} | {joules} |{predicted}\n",
+        "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {} | {} | {mean:.2} ± {sd:.2} | {:.2} | {ttft} | {gb} | {:.0} | {limit} | {joules} | {used} |{predicted}\n",
         f.model,
         f.size as f64 / (1 << 20) as f64,
         f.params as f64 / 1e6,

@@ -6,7 +6,7 @@ use troika::device::ExpertStats;
 use troika::graph::{ActivationFormat, DType};
 use troika::plan::Plan;
 use troika::weights::TokenCost;
-use troika::{DeviceOptions, Limit, Limits, Model, multiply_of};
+use troika::{DeviceOptions, Limit, Limits, Model, TokenUse, multiply_of};
 
 use crate::error::CliError;
 
@@ -43,7 +43,7 @@ pub struct Facts {
     pub params: u64,
     /// The type of most weights in products.
     pub quant: &'static str,
-    pub cpu: String,
+    pub cpu_info: String,
     pub plan: Arc<Plan>,
     /// The time to open the model, compiling included.
     pub load_ms: f64,
@@ -54,6 +54,8 @@ pub struct Facts {
     pub limits: Option<Limits>,
     /// The source of energy figures, or why there is none; `None` if virtual devices model none.
     pub energy: Option<Result<String, String>>,
+    /// Where the CPU's figures are from.
+    pub cpu: String,
     /// The limit of products with the weights' type.
     pub multiply: Option<Limit>,
     cost: TokenCost,
@@ -68,6 +70,7 @@ impl Facts {
         model: &Model,
         limits: Option<Limits>,
         energy: Option<Result<String, String>>,
+        cpu: String,
     ) -> Result<Facts, CliError> {
         let classes = model.store().classes();
         let dtype = main_type(model);
@@ -90,7 +93,7 @@ impl Facts {
             size: classes.iter().map(|c| c.bytes).sum(),
             params: classes.iter().map(|c| c.parameters).sum(),
             quant: dtype.map_or("", DType::name),
-            cpu: cpu_info(options),
+            cpu_info: cpu_info(options),
             plan,
             load_ms: model.load_time().as_secs_f64() * 1e3,
             activations,
@@ -98,6 +101,7 @@ impl Facts {
             multiply,
             limits,
             energy,
+            cpu,
             cost,
             states,
             family: model.spec().family.clone(),
@@ -148,8 +152,8 @@ fn cpu_info(options: &DeviceOptions) -> String {
 pub struct Row<'a> {
     pub test: Test,
     pub samples_ns: Vec<u64>,
-    /// The machine's energy for all repetitions, if it could be read or is modelled.
-    pub joules: Option<f64>,
+    /// What all repetitions used.
+    pub used: TokenUse,
     /// What became of experts that are not all in memory.
     pub experts: Option<ExpertStats>,
     /// The same of experts that devices load, by the devices' names.
@@ -171,18 +175,6 @@ impl Row<'_> {
     pub fn rates(&self) -> Vec<f64> {
         let n = (self.test.tokens() * self.test.sequences) as f64;
         self.samples_ns.iter().map(|&ns| n * 1e9 / ns as f64).collect()
-    }
-
-    /// The machine's energy per token in joules, over all repetitions.
-    pub fn joules_per_token(&self) -> Option<f64> {
-        let tokens = self.test.tokens() * self.test.sequences * self.samples_ns.len();
-        self.joules.map(|j| j / tokens.max(1) as f64)
-    }
-
-    /// The machine's mean power in watts.
-    pub fn watts(&self) -> Option<f64> {
-        let ns: u64 = self.samples_ns.iter().sum();
-        self.joules.map(|j| j * 1e9 / ns.max(1) as f64)
     }
 
     /// Time of a prompt up to its first token in ms; `None` for decode.
