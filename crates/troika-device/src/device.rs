@@ -13,7 +13,7 @@ use crate::error::DeviceError;
 use crate::executable::{Executable, Weights};
 use crate::forward_batch::ForwardBatch;
 use crate::host::HostTask;
-use crate::loader::Loader;
+use crate::loader;
 use crate::memory::{Buffer, OutOfMemory, View};
 use crate::timeline::{Signal, Timelines, Wait, Waiting};
 use crate::weight::WeightSource;
@@ -198,13 +198,18 @@ pub trait Device: Send + Sync {
         weights: &dyn WeightSource,
     ) -> Result<Arc<Weights>, DeviceError>;
 
-    /// The queue that loads this device's weights while it computes, as a device that runs functions
-    /// of the host only.
+    /// Opens a queue that loads this device's weights while it computes: it runs functions of the
+    /// host, [`crate::LOADER_DEPTH`] lists of them. Otherwise it is as [`Device::queue`] says.
     ///
     /// # Errors
-    /// A modelled device cannot be set up.
-    fn loader(&self) -> Result<Arc<dyn Device>, DeviceError> {
-        Ok(Arc::new(Loader::of(self.name())))
+    /// The system has no thread left.
+    fn loader(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        loader::start(self.name(), number, clock, done)
     }
 
     /// Opens a queue. Its completions carry `number` and go to `done`, which must have room for one

@@ -37,7 +37,7 @@ pub use experts::{
 };
 pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
-pub use loader::Loader;
+pub use loader::{LOADER_DEPTH, loader_name};
 pub use memory::{
     Access, AccessError, Buffer, BufferWatch, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows,
     Rect, SpaceId, View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,

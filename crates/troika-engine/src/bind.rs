@@ -9,16 +9,13 @@ use troika_device::{
 };
 use troika_plan::Plan;
 use troika_program::{
-    BufferName, CachedGroup, ExpertBuffer, ExpertMemory, ExpertStep, GroupGraph, NamedCopy,
-    NamedHost, NamedRun, NamedTask, NamedView, NamedWork, PackedSize, Program, Slots,
+    BufferName, DividedExperts, ExpertBuffer, ExpertMemory, ExpertStep, NamedCopy, NamedHost,
+    NamedRun, NamedTask, NamedView, NamedWork, Program, Slots,
 };
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
-use crate::experts::{
-    CachedIn, DeviceExperts, Dispatcher, ExpertGraph, OfChunk, PackedBuffers, SharedStats,
-    host_task,
-};
+use crate::experts::{DeviceExperts, Dispatcher, OfChunk, PackedBuffers, SharedStats, host_task};
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::Task;
@@ -100,7 +97,7 @@ impl Binder<'_> {
         let mut views = |list: &[NamedView]| -> Result<Vec<View>, EngineError> {
             list.iter().map(|view| self.view(view)).collect()
         };
-        let [reads, writes, parts] =
+        let [reads, writes, mut parts] =
             [views(&host.reads)?, views(&host.writes)?, views(&host.parts)?];
         let experts = &self.model.program.experts[host.experts];
         let of = OfChunk {
@@ -114,6 +111,8 @@ impl Binder<'_> {
             forecast: experts.caches().find_map(|cache| self.model.caches[cache].forecast()),
         };
         if host.step == ExpertStep::Dispatch {
+            // What becomes known uses slots of caches.
+            parts.extend(experts.caches().map(|cache| self.model.caches[cache].marks()));
             let dispatcher = self.dispatcher(named.chunk, host, of.clone())?;
             self.dispatchers.insert(number, Arc::new(dispatcher));
         }
@@ -129,33 +128,19 @@ impl Binder<'_> {
         host: &NamedHost,
         of: OfChunk,
     ) -> Result<Dispatcher, EngineError> {
-        let program = &self.model.program;
-        let experts = &program.experts[host.experts];
-        let graph = |of: &GroupGraph| ExpertGraph {
-            of: of.clone(),
-            weights: self.model.loaded[of.graph].clone(),
-        };
-        let groups = experts.groups.iter().map(|graphs| graphs.iter().map(graph).collect());
-        let (groups, rest) = (groups.collect(), graph(&experts.rest));
+        let growing = self.model.program.growing(host.experts);
+        let DividedExperts { groups, rest, .. } = &*growing.experts;
+        let graphs = groups.iter().flatten().chain([rest]).map(|of| of.graph);
+        let weights = graphs.filter_map(|at| Some((at, self.model.loaded[at].clone()?))).collect();
         let mut buffers: HashMap<(SpaceId, ExpertBuffer), Buffer> = HashMap::new();
         for view in host.reads.iter().chain(&host.parts) {
             if let BufferName::Experts(ExpertMemory { space, buffer, .. }) = view.buffer {
                 buffers.insert((space, buffer), self.buffer(view)?);
             }
         }
-        // The columns of this layer: other layers may have more.
-        let size = PackedSize { inner: experts.inner, ..program.packed };
-        let (tracer, lane) =
-            (self.model.tracer.clone(), self.model.devices[experts.rest.device].name());
-        let lane = lane.into();
-        let cached = experts.cached.iter().map(|group| {
-            group.map(|CachedGroup { cache, group }| CachedIn {
-                cache: self.model.caches[cache].clone(),
-                group,
-            })
-        });
-        let (cached, split) = (cached.collect(), Arc::new(experts.split.clone()));
-        Ok(Dispatcher { of, chunk, groups, cached, split, rest, buffers, size, tracer, lane })
+        let (tracer, lane) = (self.model.tracer.clone(), self.model.devices[rest.device].name());
+        let (lane, caches) = (lane.into(), self.model.caches.clone());
+        Ok(Dispatcher { of, chunk, growing, weights, caches, buffers, tracer, lane })
     }
 
     fn bindings(&mut self, run: &NamedRun) -> Result<Bindings, EngineError> {

@@ -11,7 +11,7 @@ use troika_model::spec::ModelSpec;
 use troika_plan::{Phase, Plan, PlanDevice, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, PageCount, SeqId};
 use troika_program::schedule::TaskTimes;
-use troika_program::{ELEMENT, ListedGraph, Program, Slots};
+use troika_program::{ELEMENT, ExpertCache, ListedGraph, Program, Slots};
 use troika_trace::Tracer;
 
 use crate::bind::PlacedModel;
@@ -102,7 +102,7 @@ impl Engine {
         let cached = program.caches.iter().flat_map(|cache| cache.graphs.iter().copied()).collect();
         let with = CompileWith { weights, control, cached: &cached, clock: &*clock };
         let compiled = compile(&program.graphs, &devices, &with)?;
-        let (lanes, caches) = expert_caches(&program, &devices, &compiled, &clock)?;
+        let caches = expert_caches(&program, &devices, &compiled, &clock)?;
         let loaded: Vec<Option<Arc<Weights>>> = compiled.into_iter().map(|c| c.weights).collect();
         let states = state_buffers(&kv, &program, &devices)?;
         let memory = EngineMemory {
@@ -117,7 +117,8 @@ impl Engine {
         };
         let slots = Arc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
         let policy = (plan.prefill.policy, plan.critical_device());
-        let mut runner = Runner::new(&lanes, policy, &clock, tracer.clone())?;
+        let loaders: Vec<usize> = program.caches.iter().map(|cache| cache.device).collect();
+        let mut runner = Runner::with_loaders(&devices, &loaders, policy, &clock, tracer.clone())?;
         runner.set_waiting(match plan.sync {
             SyncMode::Predicted => Waiting::Poll,
             SyncMode::Blocking => Waiting::Block,
@@ -331,27 +332,24 @@ impl Drop for Engine {
     }
 }
 
-/// The devices with the queues that load experts behind them, and the caches of these.
+/// The caches of experts that come and go. The queues that load them are behind the devices'.
 fn expert_caches(
     program: &Program,
     devices: &[Arc<dyn Device>],
     compiled: &[CompiledGraph],
     clock: &Arc<dyn Clock>,
-) -> Result<(Vec<Arc<dyn Device>>, Vec<Arc<DeviceExperts>>), EngineError> {
-    let (mut lanes, mut caches) = (devices.to_vec(), Vec::new());
-    for cache in &program.caches {
-        let device = &devices[cache.device];
+) -> Result<Vec<Arc<DeviceExperts>>, EngineError> {
+    let of_cache = |cache: &ExpertCache| {
         let graph = |(at, bytes): (&usize, &u64)| CachedGraph {
             graph: program.graphs.graphs()[*at].graph.clone(),
             bytes: *bytes,
             code: compiled[*at].code.clone(),
         };
         let graphs = cache.graphs.iter().zip(&cache.bytes).map(graph).collect();
-        let at = (device.clone(), lanes.len());
-        lanes.push(device.loader()?);
-        caches.push(Arc::new(DeviceExperts::new(cache, at, graphs, clock.clone())?));
-    }
-    Ok((lanes, caches))
+        let device = devices[cache.device].clone();
+        DeviceExperts::new(cache, device, graphs, clock.clone()).map(Arc::new)
+    };
+    program.caches.iter().map(of_cache).collect()
 }
 
 /// The plan's devices in its order, if it fits the model and them.

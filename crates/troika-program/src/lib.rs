@@ -31,8 +31,9 @@ pub use copies::{CopyCount, PhaseCopies, copies};
 pub use error::ProgramError;
 pub use experts::{
     CachedGroup, DividedExperts, ExpertBuffer, ExpertCache, ExpertCounts, ExpertMemory, ExpertRows,
-    ExpertSlots, ExpertStep, GroupAt, GroupGraph, LEFT_OUT, LayerCounts, PackedCols, PackedRun,
-    PackedSet, PackedSize, PackedStep, RoutedShape, expected_pairs, graph_bytes, rows_to_fill,
+    ExpertSlots, ExpertStep, GroupAt, GroupGraph, Growing, Grown, GrownTask, GrownWork, LEFT_OUT,
+    LayerCounts, PackedCols, PackedRun, PackedSet, PackedSize, PackedStep, PackedView, Placed,
+    RoutedShape, SlotLoad, SlotOf, expected_pairs, graph_bytes, rows_to_fill,
 };
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;

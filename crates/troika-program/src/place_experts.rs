@@ -1,6 +1,7 @@
 //! Places the experts of a segment: cuts its graph around them and makes the graphs of groups.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use troika_device::{Caps, SpaceId};
 use troika_graph::partition::{
@@ -242,7 +243,7 @@ impl Program {
             pairs: 0,
             most_rest: rest.shapes.last().copied().unwrap_or(1),
         };
-        self.experts.push(DividedExperts {
+        self.experts.push(Arc::new(DividedExperts {
             layer: self.lowered.segments[segment].layer.unwrap_or(0),
             split: experts.split.clone(),
             cached: vec![None; groups.len()],
@@ -258,7 +259,7 @@ impl Program {
                 apart: None,
             },
             shape,
-        });
+        }));
         Some(self.experts.len() - 1)
     }
 
@@ -276,7 +277,7 @@ impl Program {
             if made.slots >= made.graphs.len() {
                 continue;
             }
-            for experts in &mut self.experts {
+            for experts in self.experts.iter_mut().map(Arc::make_mut) {
                 for (graphs, cached) in experts.groups.iter().zip(&mut experts.cached) {
                     let group = graphs.first().and_then(|of| made.group(of.graph));
                     if let Some(group) = group.filter(|_| graphs.len() == 1) {
@@ -296,14 +297,14 @@ impl Program {
         let inner = self.experts.iter().map(|e| e.inner).max().unwrap_or(0);
         let mut size = PackedSize { cols, inner, ..PackedSize::default() };
         let align = self.row_alignment(&size);
-        let fill = |e: &DividedExperts| rows_to_fill(&e.split, e.shape.experts, e.shape.top_k);
-        let gathers = |e: &&DividedExperts| e.split.dispatch == Dispatch::LayerMajor;
+        let fill = |e: &Arc<DividedExperts>| rows_to_fill(&e.split, e.shape.experts, e.shape.top_k);
+        let gathers = |e: &&Arc<DividedExperts>| e.split.dispatch == Dispatch::LayerMajor;
         let filling = self.experts.iter().filter(gathers).map(fill).max().unwrap_or(1);
         self.filling = filling.div_ceil(plan.prefill.chunk.max(1));
         // Fewer chunks may be one window, and more of them two shorter ones.
         let in_flight = 1..=plan.prefill.chunks_in_flight;
         let window = in_flight.map(|n| chunks_of_window(n, self.filling)).max().unwrap_or(1);
-        for experts in &mut self.experts {
+        for experts in self.experts.iter_mut().map(Arc::make_mut) {
             let pairs = plan.prefill.chunk.saturating_mul(experts.shape.top_k);
             let (pairs, rows) = match experts.split.dispatch {
                 Dispatch::PerChunk => (pairs, &mut size.of_chunk),
@@ -312,7 +313,7 @@ impl Program {
             (experts.shape.pairs, experts.shape.align) = (pairs, align);
             *rows = (*rows).max(ExpertRows::room(&experts.split, pairs, align));
         }
-        for experts in &mut self.experts {
+        for experts in self.experts.iter_mut().map(Arc::make_mut) {
             experts.shape.rows = match experts.split.dispatch {
                 Dispatch::PerChunk => size.of_chunk,
                 Dispatch::LayerMajor => size.of_window,
@@ -323,7 +324,7 @@ impl Program {
 
     /// The number of rows whose multiples begin where all devices of groups can be bound.
     fn row_alignment(&self, size: &PackedSize) -> usize {
-        let of_layer = |e: &DividedExperts| PackedSize { inner: e.inner, ..*size };
+        let of_layer = |e: &Arc<DividedExperts>| PackedSize { inner: e.inner, ..*size };
         let graphs = self
             .experts
             .iter()

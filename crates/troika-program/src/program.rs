@@ -10,7 +10,7 @@ use troika_model::lower::Lowered;
 use troika_plan::{Overflow, Phase, Plan, PlanDevice, Rule, own_space};
 
 use crate::error::ProgramError;
-use crate::experts::{DividedExperts, ExpertCache, GroupGraph, PackedSize};
+use crate::experts::{DividedExperts, ExpertCache, GroupGraph, Growing, PackedSize};
 use crate::graphs::GraphList;
 use crate::place::{Placer, state_instance};
 use crate::placed::{PlacedPiece, PlacedSegment, PlacedStage, SegmentValue};
@@ -77,7 +77,7 @@ pub struct Program {
     /// The instances of each state: in which memory space, with which columns together.
     pub state_instances: Vec<Vec<Instance>>,
     /// Experts that are shared out at run time.
-    pub experts: Vec<DividedExperts>,
+    pub experts: Vec<Arc<DividedExperts>>,
     /// Devices on which groups of them come and go.
     pub caches: Vec<ExpertCache>,
     /// The size of the buffers with the rows that go through them.
@@ -101,6 +101,14 @@ pub struct Program {
 }
 
 impl Program {
+    /// What tasks become known from that dispatch some experts, by their index.
+    pub fn growing(&self, experts: usize) -> Growing {
+        let experts = self.experts[experts].clone();
+        // The columns of this layer: other layers may have more.
+        let size = PackedSize { inner: experts.inner, ..self.packed };
+        Growing { experts, size, devices: self.devices.len() }
+    }
+
     /// Places each segment as the plan, already checked, says.
     ///
     /// # Errors

@@ -8,7 +8,8 @@ use std::time::Duration;
 use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::{
     Buffer, Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceId,
-    DeviceKind, Executable, Loader, OutOfMemory, Queue, SpaceId, WeightSource, Weights,
+    DeviceKind, Executable, LOADER_DEPTH, OutOfMemory, Queue, SpaceId, WeightSource, Weights,
+    loader_name,
 };
 use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
@@ -81,16 +82,23 @@ impl VirtualDevice {
         })
     }
 
-    /// What loads this device's weights: as a CPU that only moves bytes.
-    fn loading(&self) -> Result<VirtualDevice, DeviceError> {
-        let name = Loader::name_of(&self.limits.device);
-        let soc = self.board.soc();
-        let processor = loading(&self.limits.processor);
-        let mut loader = VirtualDevice::on(&self.board, &name, &processor)?;
-        // The CPU prepares what is loaded, as it compiles.
-        let cpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Cpu);
-        loader.place = cpu.unwrap_or(self.place);
-        Ok(loader)
+    /// Opens a queue by some limits and rates, of a processor told by its place.
+    fn open(
+        &self,
+        (limits, rates, place): (Arc<Limits>, Rates, usize),
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        // Its lists run on the calling thread, so the channel stays empty.
+        let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), sync_channel(0).0);
+        let inner = self.cpu.as_ref().map(inner).transpose()?;
+        let worker = Worker { limits, rates, id: self.id, inner };
+        if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(self.board.clock())) {
+            let queue = VirtualQueue::start(worker, number, &self.board, place, done);
+            return Ok(Box::new(queue));
+        }
+        in_real_time(worker, number, clock, done)
     }
 
     /// Checks that no op of a graph is refused.
@@ -238,8 +246,6 @@ pub(crate) fn compile_ns(processor: &Processor, graph: &Subgraph) -> u64 {
 
 /// A processor that loads the weights of another one.
 pub(crate) fn loading(of: &Processor) -> Processor {
-    /// The most lists that wait to be loaded.
-    const DEPTH: usize = 1024;
     let LoadRates { ns, gb_s } = of.load;
     Processor {
         kind: ProcessorKind::Cpu,
@@ -248,7 +254,7 @@ pub(crate) fn loading(of: &Processor) -> Processor {
         hand_over: HandOver::default(),
         own_memory: false,
         queue_waits: false,
-        queue_depth: DEPTH,
+        queue_depth: LOADER_DEPTH,
         measured: Vec::new(),
         products: ProductTraits::default(),
         ..of.clone()
@@ -335,8 +341,20 @@ impl Device for VirtualDevice {
         Ok(Arc::new(Weights::new(executable, loaded)))
     }
 
-    fn loader(&self) -> Result<Arc<dyn Device>, DeviceError> {
-        Ok(Arc::new(self.loading()?))
+    fn loader(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        let soc = self.board.soc();
+        let processor = loading(&self.limits.processor);
+        let rates = Rates::new(soc, &processor);
+        // The CPU prepares what is loaded, as it compiles.
+        let cpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Cpu);
+        let (device, space) = (loader_name(&self.limits.device), SpaceId::HOST);
+        let limits = Arc::new(Limits { device, processor, space });
+        self.open((limits, rates, cpu.unwrap_or(self.place)), number, clock, done)
     }
 
     fn queue(
@@ -345,18 +363,6 @@ impl Device for VirtualDevice {
         clock: Arc<dyn Clock>,
         done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
-        // Its lists run on the calling thread, so the channel stays empty.
-        let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), sync_channel(0).0);
-        let worker = Worker {
-            limits: self.limits.clone(),
-            rates: self.rates.clone(),
-            id: self.id,
-            inner: self.cpu.as_ref().map(inner).transpose()?,
-        };
-        if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(self.board.clock())) {
-            let queue = VirtualQueue::start(worker, number, &self.board, self.place, done);
-            return Ok(Box::new(queue));
-        }
-        in_real_time(worker, number, clock, done)
+        self.open((self.limits.clone(), self.rates.clone(), self.place), number, clock, done)
     }
 }

@@ -34,8 +34,6 @@ type Held = Option<(u32, Arc<Weights>)>;
 pub(crate) struct DeviceExperts {
     pub of: ExpertCache,
     device: Arc<dyn Device>,
-    /// The number of the queue that loads.
-    pub lane: usize,
     graphs: Vec<CachedGraph>,
     slots: Mutex<ExpertSlots>,
     held: Vec<Mutex<Held>>,
@@ -56,13 +54,12 @@ impl DeviceExperts {
     /// There is no memory for the marks of its slots.
     pub fn new(
         of: &ExpertCache,
-        (device, lane): (Arc<dyn Device>, usize),
+        device: Arc<dyn Device>,
         graphs: Vec<CachedGraph>,
         clock: Arc<dyn Clock>,
     ) -> Result<DeviceExperts, EngineError> {
         Ok(DeviceExperts {
             device,
-            lane,
             graphs,
             slots: Mutex::new(ExpertSlots::new(of)),
             held: (0..of.slots).map(|_| Mutex::default()).collect(),
@@ -120,19 +117,15 @@ impl DeviceExperts {
         Ok(View::dense(&self.marks, slot * MARK, (1, MARK))?)
     }
 
+    /// The marks of all slots.
+    pub fn marks(&self) -> View {
+        View::whole(&self.marks)
+    }
+
     /// Bytes that a group has to load into a slot.
     pub fn missing(&self, group: u32, slot: usize) -> u64 {
         let is_there = locked(&self.held[slot]).as_ref().is_some_and(|(held, _)| *held == group);
         if is_there { 0 } else { self.graphs[group as usize].bytes }
-    }
-
-    /// The same where the group was expected, and perhaps its slot serves another one by now.
-    ///
-    /// # Errors
-    /// Those of [`DeviceExperts::loaded`].
-    pub fn load_expected(&self, group: u32, slot: usize) -> Result<(), DeviceError> {
-        let serves = self.slots().serves(group, slot);
-        if serves { self.loaded(group, slot).map(drop) } else { Ok(()) }
     }
 
     /// The weights of a group in a slot, loaded if they are not there. What was there is given up

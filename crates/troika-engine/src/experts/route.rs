@@ -19,7 +19,7 @@ pub(crate) struct Routing {
     /// When the first of them began.
     pub began: Option<Duration>,
     /// Experts that later layers will probably choose, by layer.
-    named: Vec<(usize, usize)>,
+    pub named: Vec<(usize, usize)>,
 }
 
 impl Routing {
@@ -35,11 +35,6 @@ impl Routing {
         }
         self.runs.resize_with(self.runs.len().max(chunk + 1), Default::default);
         self.runs[chunk] = (runs, counts);
-    }
-
-    /// Takes the experts that later layers will probably choose.
-    pub fn take_named(&mut self) -> Vec<(usize, usize)> {
-        std::mem::take(&mut self.named)
     }
 
     /// Takes what can run after a chunk, and what was counted.

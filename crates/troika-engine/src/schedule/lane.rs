@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, Device, DeviceError, Point, Queue, Signal, Submission,
-    Timelines, Wait, Waiting,
+    Clock, CommandList, Completion, Device, DeviceError, LOADER_DEPTH, Point, Queue, Signal,
+    Submission, Timelines, Wait, Waiting, loader_name,
 };
 use troika_plan::Policy;
 use troika_program::schedule::{DeviceOrder, Failure, JobList, Queues, TaskList, lists_in_flight};
@@ -58,26 +58,37 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// Opens a queue on each device.
+    /// Opens a queue on each device, and behind these those that load for some of them.
     pub fn open(
         devices: &[Arc<dyn Device>],
+        loaders: &[usize],
         policy: Policy,
         clock: &Arc<dyn Clock>,
     ) -> Result<Lanes, DeviceError> {
         let depth = |d: &Arc<dyn Device>| lists_in_flight(policy, d.caps().queue_depth);
         // Each queue also has room for the answer to a check.
-        let (sender, done) = sync_channel(devices.iter().map(|d| depth(d) + 1).sum());
-        let all = devices.iter().enumerate().map(|(i, d)| {
-            Ok(Lane {
-                name: d.name().into(),
-                queue: d.queue(i, clock.clone(), sender.clone())?,
-                host: d.caps().host_tasks,
-                spare: Vec::new(),
+        let depths = devices.iter().map(|d| depth(d) + 1).sum::<usize>();
+        let (sender, done) = sync_channel(depths + loaders.len() * (LOADER_DEPTH + 1));
+        let mut all = devices
+            .iter()
+            .enumerate()
+            .map(|(i, d)| {
+                Ok(Lane {
+                    name: d.name().into(),
+                    queue: d.queue(i, clock.clone(), sender.clone())?,
+                    host: d.caps().host_tasks,
+                    spare: Vec::new(),
+                })
             })
-        });
+            .collect::<Result<Vec<Lane>, DeviceError>>()?;
+        for device in loaders.iter().map(|of| &devices[*of]) {
+            let queue = device.loader(all.len(), clock.clone(), sender.clone())?;
+            let name = loader_name(device.name()).into();
+            all.push(Lane { name, queue, host: true, spare: Vec::new() });
+        }
         Ok(Lanes {
-            all: all.collect::<Result<_, DeviceError>>()?,
-            jobs: vec![JobLines::new(devices.len())],
+            jobs: vec![JobLines::new(all.len())],
+            all,
             waiting: Waiting::default(),
             timed: false,
             here: None,

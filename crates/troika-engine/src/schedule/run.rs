@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, TaskTime, Timelines,
-    Waiting, Work,
+    Clock, CommandList, Completion, Device, DeviceError, ExecutableId, LOADER_DEPTH, TaskTime,
+    Timelines, Waiting, Work,
 };
 use troika_plan::Policy;
 use troika_program::schedule::{Graph, JobList, Jobs, Schedule};
@@ -87,6 +87,20 @@ impl Runner {
     /// A queue cannot be opened.
     pub fn new(
         devices: &[Arc<dyn Device>],
+        order: (Policy, usize),
+        clock: &Arc<dyn Clock>,
+        tracer: Tracer,
+    ) -> Result<Runner, DeviceError> {
+        Runner::with_loaders(devices, &[], order, clock, tracer)
+    }
+
+    /// The same with queues behind these that load for some of the devices.
+    ///
+    /// # Errors
+    /// A queue cannot be opened.
+    pub(crate) fn with_loaders(
+        devices: &[Arc<dyn Device>],
+        loaders: &[usize],
         (policy, critical): (Policy, usize),
         clock: &Arc<dyn Clock>,
         tracer: Tracer,
@@ -95,7 +109,8 @@ impl Runner {
         for device in devices {
             jobs.add_queue(device.caps().queue_depth, device.caps().queue_waits);
         }
-        let lanes = Lanes::open(devices, policy, clock)?;
+        loaders.iter().for_each(|_| jobs.add_queue(LOADER_DEPTH, false));
+        let lanes = Lanes::open(devices, loaders, policy, clock)?;
         Ok(Runner { lanes, jobs, ended: VecDeque::new(), quiet: Vec::new(), policy, tracer })
     }
 

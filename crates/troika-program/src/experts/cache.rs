@@ -3,6 +3,7 @@
 //! predictions go by it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use troika_device::{
     Caps, EXPECTED_SHARE, Eviction, ExpertStats, LayerChoices, PROMPT_TOKENS, Residents,
@@ -54,7 +55,7 @@ impl ExpertCache {
     pub(crate) fn new(
         (plan, device): (&ExpertCachePlan, usize),
         caps: &Caps,
-        experts: &[DividedExperts],
+        experts: &[Arc<DividedExperts>],
         list: &GraphList,
     ) -> Result<ExpertCache, ProgramError> {
         let mut all: Vec<(usize, usize)> = Vec::new();
@@ -147,6 +148,16 @@ pub enum GroupAt {
     Elsewhere,
 }
 
+/// Where groups are, and which are loaded besides into which slots.
+#[derive(Clone, Debug, Default)]
+pub struct Placed {
+    /// The groups that were chosen: in order, those that are there first. Loads into a slot come after
+    /// runs that use what it holds.
+    pub groups: Vec<(u32, GroupAt)>,
+    /// Groups that may be chosen next.
+    pub ahead: Vec<(u32, usize)>,
+}
+
 /// Which groups of a cache are where.
 #[derive(Clone, Debug)]
 pub struct ExpertSlots {
@@ -155,7 +166,7 @@ pub struct ExpertSlots {
     held: Vec<Option<u32>>,
     /// Slots that the last runs use.
     used: Vec<bool>,
-    groups: Vec<GroupState>,
+    states: Vec<GroupState>,
     /// The first group of each layer, and what was chosen of it.
     layers: Vec<(u32, LayerChoices)>,
     least_rows: usize,
@@ -205,7 +216,7 @@ impl ExpertSlots {
             residents: Residents::new(eviction, cache.graphs.len()),
             held: vec![None; cache.slots],
             used: vec![false; cache.slots],
-            groups: vec![GroupState::default(); cache.graphs.len()],
+            states: vec![GroupState::default(); cache.graphs.len()],
             layers: cache.layers.iter().zip(ends).map(layer).collect(),
             least_rows: cache.least_rows,
             expected: 0,
@@ -213,19 +224,25 @@ impl ExpertSlots {
         }
     }
 
-    /// Places the groups that `tokens` rows of a layer chose, each with its rows: in order, those
-    /// that are there first. Runs that wait for a slot come after those that use it now.
-    pub fn place(&mut self, chosen: &[(u32, u32)], tokens: usize) -> Vec<(u32, GroupAt)> {
+    /// Places the groups that `tokens` rows of a layer chose, each with its rows, and those that will
+    /// probably be chosen next: of the next layer those that prompts chose often, or those that are
+    /// named.
+    pub fn place(&mut self, chosen: &[(u32, u32)], tokens: usize, named: &[u32]) -> Placed {
+        let groups = self.groups(chosen, tokens);
+        Placed { groups, ahead: self.ahead(chosen, tokens, named) }
+    }
+
+    fn groups(&mut self, chosen: &[(u32, u32)], tokens: usize) -> Vec<(u32, GroupAt)> {
         self.used.fill(false);
         let Some(layer) = chosen.first().and_then(|(group, _)| self.layer_of(*group)) else {
             return Vec::new();
         };
         self.note(layer, chosen, tokens);
         let (here, away): (Vec<_>, Vec<_>) =
-            chosen.iter().partition(|(group, _)| self.groups[*group as usize].slot.is_some());
+            chosen.iter().partition(|(group, _)| self.states[*group as usize].slot.is_some());
         let mut placed = Vec::with_capacity(chosen.len());
         for (group, _) in here {
-            let GroupState { slot, here, .. } = self.groups[group as usize];
+            let GroupState { slot, here, .. } = self.states[group as usize];
             let slot = slot.unwrap_or_default();
             self.used[slot] = true;
             let at = if here { GroupAt::Here(slot) } else { GroupAt::Awaited(slot) };
@@ -271,14 +288,7 @@ impl ExpertSlots {
         placed
     }
 
-    /// Groups to load into slots, since the next layer will probably choose them: those of it that
-    /// prompts chose often, or those that are named.
-    pub fn ahead(
-        &mut self,
-        after: &[(u32, u32)],
-        tokens: usize,
-        named: &[u32],
-    ) -> Vec<(u32, usize)> {
+    fn ahead(&mut self, after: &[(u32, u32)], tokens: usize, named: &[u32]) -> Vec<(u32, usize)> {
         let next: Vec<u32> = match after.first().and_then(|(group, _)| self.layer_of(*group)) {
             Some(layer) if tokens >= PROMPT_TOKENS => {
                 let (first, choices) = &self.layers[(layer + 1) % self.layers.len()];
@@ -289,7 +299,7 @@ impl ExpertSlots {
         let most = self.held.len().div_ceil(EXPECTED_SHARE as usize);
         let mut loads = Vec::new();
         for group in next {
-            if self.groups[group as usize].slot.is_some() {
+            if self.states[group as usize].slot.is_some() {
                 continue;
             }
             if self.expected >= most {
@@ -298,7 +308,7 @@ impl ExpertSlots {
             let slot = self.free().or_else(|| self.leaves(|s, _| !s.used && !s.expected));
             let Some(slot) = slot else { break };
             self.take(group, slot);
-            self.groups[group as usize].expected = true;
+            self.states[group as usize].expected = true;
             self.expected += 1;
             self.stats.expected += 1;
             loads.push((group, slot));
@@ -313,7 +323,7 @@ impl ExpertSlots {
 
     /// Notes that a group has come.
     pub fn arrived(&mut self, group: u32, slot: usize) {
-        let of = &mut self.groups[group as usize];
+        let of = &mut self.states[group as usize];
         of.here |= of.slot == Some(slot);
     }
 
@@ -329,7 +339,7 @@ impl ExpertSlots {
         let now = choices.chosen(&of_layer, tokens);
         for (group, rows) in chosen {
             self.residents.used(*group, *rows as usize, now);
-            let of = self.groups[*group as usize];
+            let of = self.states[*group as usize];
             self.stats.chosen += 1;
             self.stats.hits += u64::from(of.here);
             self.stats.coming += u64::from(of.slot.is_some() && !of.here);
@@ -340,7 +350,7 @@ impl ExpertSlots {
     }
 
     fn unexpect(&mut self, group: u32) {
-        if std::mem::take(&mut self.groups[group as usize].expected) {
+        if std::mem::take(&mut self.states[group as usize].expected) {
             self.expected -= 1;
         }
     }
@@ -353,7 +363,7 @@ impl ExpertSlots {
     /// The slot of the group that leaves next, of those for which `may` holds.
     fn leaves(&self, may: impl Fn(SlotState, usize) -> bool) -> Option<usize> {
         let slot = |group: u32| {
-            let of = self.groups[group as usize];
+            let of = self.states[group as usize];
             let slot = of.slot?;
             let state = SlotState { used: self.used[slot], expected: of.expected };
             may(state, slot).then_some(slot)
@@ -366,11 +376,11 @@ impl ExpertSlots {
         if let Some(old) = self.held[slot].replace(group) {
             self.unexpect(old);
             self.residents.left(old);
-            self.groups[old as usize] = GroupState::default();
+            self.states[old as usize] = GroupState::default();
             self.stats.evictions += 1;
         }
         self.residents.entered(group);
-        self.groups[group as usize] = GroupState { slot: Some(slot), here: false, expected: false };
+        self.states[group as usize] = GroupState { slot: Some(slot), here: false, expected: false };
     }
 }
 
@@ -408,7 +418,7 @@ mod tests {
 
     /// Places, and lets all that is loaded come.
     fn run(slots: &mut ExpertSlots, chosen: &[(u32, u32)], tokens: usize) -> Vec<(u32, GroupAt)> {
-        let placed = slots.place(chosen, tokens);
+        let placed = slots.groups(chosen, tokens);
         for (group, at) in &placed {
             if let GroupAt::Away(slot) | GroupAt::Awaited(slot) = at {
                 slots.arrived(*group, *slot);
@@ -444,7 +454,7 @@ mod tests {
         assert_eq!(slots.held, [Some(1), Some(3)]);
         let mut slots = slots;
         assert_eq!(
-            slots.place(&[(1, 1), (2, 9)], 8),
+            slots.groups(&[(1, 1), (2, 9)], 8),
             [(1, GroupAt::Here(0)), (2, GroupAt::Away(1))]
         );
     }
@@ -468,7 +478,7 @@ mod tests {
         run(&mut fresh, &[(0, 30)], 32);
         // An eighth of the slots, the most popular first.
         assert_eq!(fresh.ahead(&[(0, 30)], 32, &[]), [(4, 1)]);
-        assert_eq!(fresh.place(&[(4, 8)], 8), [(4, GroupAt::Awaited(1))]);
+        assert_eq!(fresh.groups(&[(4, 8)], 8), [(4, GroupAt::Awaited(1))]);
         assert_eq!(
             (fresh.stats.expected, fresh.stats.expected_used, fresh.stats.coming),
             (1, 1, 1)
@@ -503,10 +513,10 @@ mod tests {
                 }
                 for (slot, group) in slots.held.iter().enumerate() {
                     if let Some(group) = group {
-                        prop_assert_eq!(slots.groups[*group as usize].slot, Some(slot));
+                        prop_assert_eq!(slots.states[*group as usize].slot, Some(slot));
                     }
                 }
-                let held = slots.groups.iter().filter(|g| g.slot.is_some()).count();
+                let held = slots.states.iter().filter(|g| g.slot.is_some()).count();
                 prop_assert_eq!(held, slots.held.iter().flatten().count());
                 prop_assert!(slots.stats.hits <= slots.stats.chosen);
             }

@@ -1,6 +1,7 @@
 //! Experts shared out over devices at run time: which graphs there are, and which row goes where. The README of the engine's scheduler has the whole picture.
 
 mod cache;
+mod grown;
 mod memory;
 mod rows;
 mod steps;
@@ -13,7 +14,8 @@ use troika_device::Caps;
 use troika_graph::{Op, Subgraph};
 use troika_plan::ExpertSplit;
 
-pub use cache::{CachedGroup, ExpertCache, ExpertSlots, GroupAt};
+pub use cache::{CachedGroup, ExpertCache, ExpertSlots, GroupAt, Placed};
+pub use grown::{Growing, Grown, GrownTask, GrownWork, PackedView, SlotLoad, SlotOf};
 pub use memory::{ExpertBuffer, ExpertMemory, ExpertStep, PackedCols, PackedSet};
 pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,

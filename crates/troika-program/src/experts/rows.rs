@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use troika_plan::{Dispatch, ExpertSplit, Overflow};
+use troika_plan::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
 
 /// The place of a pair that is left out.
 pub const LEFT_OUT: u32 = u32::MAX;
@@ -71,7 +71,12 @@ impl PackedRun {
 
 impl LayerCounts {
     /// Takes note that the rule's device computes the rows of a group's run in so many runs.
-    pub fn moved(&mut self, run: &PackedRun, experts: &[usize], capacity: usize, runs: usize) {
+    pub fn moved(&mut self, run: &PackedRun, split: &ExpertSplit, runs: usize) {
+        let Some(ExpertGroupPlan { experts, capacity, .. }) =
+            run.group.and_then(|group| split.groups.get(group))
+        else {
+            return;
+        };
         self.group_runs -= 1;
         self.rest_runs += runs as u64;
         for (i, expert) in experts.iter().enumerate() {

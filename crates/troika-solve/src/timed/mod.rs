@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use troika_device::ForwardBatch;
+use troika_device::{ForwardBatch, LOADER_DEPTH};
 use troika_plan::{Phase, Plan, PlanError, Policy, Prefill, SyncMode};
 use troika_program::kv::{KvCache, KvLayout, SeqId};
 use troika_program::schedule::{Failure, Jobs, Queues, Schedule, TaskList, TaskTimes};
@@ -224,7 +224,7 @@ impl<'a> TimedPlan<'a> {
             let lane = Lane { index, costs, blocks, reports: reports.clone() };
             lanes.push(machine.open(host, costs.lane, None, lane));
             reports.borrow_mut().reached.push(0);
-            jobs.add_queue(usize::MAX, false);
+            jobs.add_queue(LOADER_DEPTH, false);
         }
         Ok(TimedRun {
             of: self,

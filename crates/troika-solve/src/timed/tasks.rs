@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use troika_program::schedule::{Graph, JobList, OrderWait, Schedule};
-use troika_program::{PackedRun, PackedSet};
+use troika_program::{PackedSet, SlotLoad};
 use troika_time::TaskCost;
 
 /// Tasks that run together.
@@ -45,15 +45,7 @@ pub(super) enum Grows {
     /// The runs of routed experts.
     Dispatched(Dispatched),
     /// The runs of a group that has come into a slot of a cache.
-    Loaded { at: SlotOf, experts: usize, runs: Vec<PackedRun> },
-}
-
-/// A group of a cache in a slot.
-#[derive(Clone, Copy)]
-pub(super) struct SlotOf {
-    pub cache: usize,
-    pub group: u32,
-    pub slot: usize,
+    Loaded { load: SlotLoad, experts: usize },
 }
 
 impl TimedTask {
