@@ -64,6 +64,39 @@ fn stages(folder: &Path) -> Vec<String> {
     all
 }
 
+/// Parts of nodes are told by QNN's own interface, within the host's spans of asking it. Gives the
+/// number of these spans, and of loads of compiled graphs.
+fn parts_of_nodes(folder: &Path) -> [usize; 2] {
+    let text = std::fs::read_to_string(folder.join("trace.json")).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let lane = |name: &str| {
+        let named = events.iter().find(|e| e["ph"] == "M" && e["args"]["name"] == name);
+        named.unwrap_or_else(|| panic!("no lane {name}"))["tid"].clone()
+    };
+    let on = |name: &str| {
+        let tid = lane(name);
+        events.iter().filter(move |e| e["ph"] == "X" && e["tid"] == tid).collect::<Vec<_>>()
+    };
+    let host = on("host");
+    let spans = |name: &str| host.iter().filter(|e| e["name"] == name).collect::<Vec<_>>();
+    let ends = |e: &Value| [0.0, e["dur"].as_f64().unwrap()].map(|d| e["ts"].as_f64().unwrap() + d);
+    let asked: Vec<_> = spans("profile").iter().map(|e| (&e["args"]["graph"], ends(e))).collect();
+    let mut units: Vec<&str> = Vec::new();
+    for part in on("npu node depth 2") {
+        let (graph, [start, end]) = (&part["args"]["graph"], ends(part));
+        let within = |(of, [a, b]): &(&Value, [f64; 2])| {
+            *of == graph && *a <= start + 1e-3 && end <= *b + 1e-3
+        };
+        assert!(asked.iter().any(within), "{part}");
+        units.push(part["args"]["unit"].as_str().unwrap());
+    }
+    units.sort_unstable();
+    units.dedup();
+    assert_eq!(units, ["bits", "cycles"]);
+    [asked.len(), spans("load").len()]
+}
+
 #[test]
 fn compilers_and_kept_graphs_are_profiled() {
     let dir = tempfile::tempdir().unwrap();
@@ -71,6 +104,8 @@ fn compilers_and_kept_graphs_are_profiled() {
     assert!(first.status.success(), "{}", said(&first));
     assert!(said(&first).contains("profiles were read"), "{}", said(&first));
     assert_eq!(stages(dir.path()), ["context load", "execution", "graph finalization"]);
+    let [asked, loaded] = parts_of_nodes(dir.path());
+    assert!(0 < asked && asked <= loaded, "{asked} of {loaded}");
     let report = troika(dir.path(), &["report", "trace.json"]);
     let tables = String::from_utf8(report.stdout).unwrap();
     for part in
@@ -81,6 +116,8 @@ fn compilers_and_kept_graphs_are_profiled() {
     let second = profiled(dir.path(), "npu:qnn:emulator", "detailed");
     assert_eq!(first.stdout, second.stdout, "{}", said(&second));
     assert_eq!(stages(dir.path()), ["context load", "execution"]);
+    let [asked, loaded] = parts_of_nodes(dir.path());
+    assert_eq!(asked, loaded, "each kept graph");
     let report = troika(dir.path(), &["report", "trace.json"]);
     let tables = String::from_utf8(report.stdout).unwrap();
     assert!(tables.contains("| read kept graph | host |"), "{tables}");

@@ -1,6 +1,6 @@
 //! The NPU device.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -79,6 +79,8 @@ pub struct NpuDevice {
     /// Sessions of the call to compile that is under way, and of one before it that refused a graph:
     /// the next one asks for most of them again. Without a next one they stay.
     made: Mutex<HashMap<GraphKey, SharedSession>>,
+    /// Models that were found to compute what they should: experts are compiled again and again.
+    probed: Mutex<HashSet<GraphKey>>,
 }
 
 /// Code: the weights are part of it.
@@ -127,6 +129,7 @@ impl NpuDevice {
             caps,
             recorder: Arc::new(recorder),
             made: Mutex::default(),
+            probed: Mutex::default(),
         })
     }
 
@@ -224,7 +227,7 @@ impl NpuDevice {
         let made = match known {
             // What is known or kept was probed.
             Some(session) => Ok(CompiledModel::new(session, &emitted)),
-            None => match self.kept(name, &emitted) {
+            None => match self.kept(name, &emitted, compiling) {
                 Some(model) => Ok(model),
                 None => self.made(name, &emitted, compiling)?,
             },
@@ -272,13 +275,41 @@ impl NpuDevice {
     }
 
     /// What an earlier start compiled.
-    fn kept(&self, name: &str, emitted: &Emitted) -> Option<CompiledModel> {
+    fn kept(
+        &self,
+        name: &str,
+        emitted: &Emitted,
+        compiling: &mut Compiling<'_, '_>,
+    ) -> Option<CompiledModel> {
         let start = self.recorder.now();
         let context = self.cache.as_ref()?.get(&self.key(emitted))?;
         self.recorder.span(Lane::Host, "read kept graph", name, start);
         // What another version wrote is compiled again.
         let model = self.opened(name, "load", MadeFrom::Compiled(&context), emitted).ok()?;
+        self.profile_parts(name, &context, emitted, compiling);
         self.try_profiled(&model).ok().map(|()| model)
+    }
+
+    /// Has QNN's own interface profile a compiled form, if it is to be asked.
+    fn profile_parts(
+        &self,
+        name: &str,
+        context: &[u8],
+        emitted: &Emitted,
+        compiling: &mut Compiling<'_, '_>,
+    ) {
+        let (recorder, Compiling { helper, may_continue, .. }) = (&self.recorder, compiling);
+        let Some(helper) = helper.as_mut() else { return };
+        let Some(file) = recorder.deep_file(name) else { return };
+        let start = recorder.now();
+        match helper.profile(&emitted.files, context, &file, *may_continue) {
+            Ok(()) => {
+                let asked = recorder.span(Lane::Host, "profile", name, start);
+                recorder.read(name, &file, asked, &[asked]);
+            }
+            Err(HelperError::Refused(why)) => recorder.stay_shallow(name, &why),
+            Err(HelperError::Stopped) => {}
+        }
     }
 
     /// A session of a model, or of its compiled form.
@@ -344,12 +375,19 @@ impl NpuDevice {
         };
         let model = opened.and_then(|model| {
             let start = self.recorder.now();
-            self.probe(&model, emitted)?;
+            let mut probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
+            if !probed.contains(&self.key(emitted)) {
+                self.probe(&model, emitted)?;
+                probed.insert(self.key(emitted));
+            }
             self.recorder.span(Lane::Host, "probe", name, start);
             Ok(model)
         });
-        if let (Ok(_), Some(context), Some(cache)) = (&model, &context, &self.cache) {
-            cache.put(&self.key(emitted), context);
+        if let (Ok(_), Some(context)) = (&model, &context) {
+            if let Some(cache) = &self.cache {
+                cache.put(&self.key(emitted), context);
+            }
+            self.profile_parts(name, context, emitted, compiling);
         }
         Ok(model)
     }

@@ -1,8 +1,10 @@
 //! Compiling in a process of its own: vendors' compilers crash and hang.
 //!
 //! The helper reads a line per graph from standard input, the file of a model, the file to write its
-//! compiled form to and, if it is profiled, the level and the profiler's file, and answers with a line on standard output. Compilers print there, too:
-//! an answer begins with [`ANSWER`].
+//! compiled form to and, if it is profiled, the level and the profiler's file, and answers with a
+//! line on standard output. Compilers print there, too: an answer begins with [`ANSWER`]. A line of
+//! three has a compiled form profiled by QNN's own interface: its file, the level and the file to
+//! write.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -89,19 +91,39 @@ impl<'a> Helper<'a> {
         if let Some(ProfileFile { level, path }) = profile {
             request += &format!("{BETWEEN}{}{BETWEEN}{}", level.name(), path.display());
         }
-        let answered =
-            self.ask(&request, may_continue).and_then(|answer| match answer.split_once(BETWEEN) {
-                Some((_, why)) => Err(HelperError::Refused(why.into())),
-                None => std::fs::read(&to).map_err(|e| refused("no result", e)),
-            });
-        if answered.is_err() {
+        self.ask(&request, may_continue)?;
+        std::fs::read(&to).map_err(|e| refused("no result", e))
+    }
+
+    /// Has QNN's own interface profile the compiled form of a model.
+    pub fn profile(
+        &mut self,
+        model: &OnnxFiles,
+        compiled: &[u8],
+        ProfileFile { level, path }: &ProfileFile,
+        may_continue: &dyn Fn() -> bool,
+    ) -> Result<(), HelperError> {
+        let from = model.folder().join("context.onnx");
+        std::fs::write(&from, compiled).map_err(|e| HelperError::Refused(e.to_string()))?;
+        let (from, to, level) = (from.display(), path.display(), level.name());
+        self.ask(&format!("{from}{BETWEEN}{level}{BETWEEN}{to}"), may_continue)
+    }
+
+    /// Asks for something.
+    fn ask(&mut self, request: &str, may_continue: &dyn Fn() -> bool) -> Result<(), HelperError> {
+        let answered = self.answer(request, may_continue);
+        let done = answered.and_then(|answer| match answer.split_once(BETWEEN) {
+            Some((_, why)) => Err(HelperError::Refused(why.into())),
+            None => Ok(()),
+        });
+        if done.is_err() {
             // It may be in the midst of the graph. Some compilers refuse all graphs after one.
             self.running = None;
         }
-        answered
+        done
     }
 
-    fn ask(
+    fn answer(
         &mut self,
         request: &str,
         may_continue: &dyn Fn() -> bool,
@@ -195,15 +217,22 @@ pub fn serve_compile(args: &[String]) -> Result<(), String> {
     for line in std::io::stdin().lines() {
         let line = line.map_err(|e| e.to_string())?;
         let parts: Vec<&str> = line.split(BETWEEN).collect();
-        let (from, to, profile) = match parts[..] {
-            [from, to] => (from, to, None),
-            [from, to, level, path] => (from, to, ProfilingLevel::parse(level).zip(Some(path))),
+        let (from, to, level) = match parts[..] {
+            [from, to] => (from, Some(to), None),
+            [from, level, path] => (from, None, Some((level, path))),
+            [from, to, level, path] => (from, Some(to), Some((level, path))),
             _ => return Err(format!("{line:?} is no request")),
         };
-        let profile = profile.map(|(level, path)| ProfileFile { level, path: path.into() });
-        let (from, to) = (Path::new(from), Path::new(to));
-        let compiled = runtime.compile_to(chosen, threads, from, to, profile.as_ref());
-        let answer = match compiled {
+        let profile = level.and_then(|(level, path)| {
+            Some(ProfileFile { level: ProfilingLevel::parse(level)?, path: path.into() })
+        });
+        let (from, to) = (Path::new(from), to.map(Path::new));
+        let done = match (to, &profile) {
+            (Some(to), profile) => runtime.compile_to(chosen, threads, from, to, profile.as_ref()),
+            (None, Some(ProfileFile { level, path })) => runtime.profile(from, *level, path),
+            (None, None) => return Err(format!("{line:?} names no level")),
+        };
+        let answer = match done {
             Ok(()) => "ok".to_string(),
             Err(why) => format!("no{BETWEEN}{}", one_line(&why)),
         };

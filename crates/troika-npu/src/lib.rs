@@ -12,6 +12,7 @@ mod onnx;
 mod profile;
 mod profiling;
 mod provider;
+mod qnn;
 mod queue;
 mod release;
 mod rewrites;

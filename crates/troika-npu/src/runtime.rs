@@ -17,8 +17,9 @@ use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use crate::error::NpuError;
-use crate::profiling::ProfileFile;
+use crate::profiling::{ProfileFile, ProfilingLevel};
 use crate::provider::{Hardware, NpuSpec, Plugin, Provider};
+use crate::qnn;
 
 /// Where to look for ONNX Runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -294,6 +295,16 @@ impl Runtime {
                 .with_config_entry("ep.context_file_path", to)?;
             builder.commit_from_file(model).map(drop)
         })
+    }
+
+    /// Has QNN's own interface run and profile a compiled model.
+    ///
+    /// # Errors
+    /// Why it does not, in one line.
+    pub fn profile(&self, compiled: &Path, level: ProfilingLevel, to: &Path) -> Result<(), String> {
+        let folder = Provider::Qnn.plugin().map(|plugin| self.folder(plugin)).unwrap_or_default();
+        let bytes = std::fs::read(compiled).map_err(|e| e.to_string())?;
+        std::fs::write(to, qnn::profile(&folder, &bytes, level)?).map_err(|e| e.to_string())
     }
 
     /// Something that a provider makes, or why it does not, in one line.

@@ -59,6 +59,17 @@ impl Stage {
     }
 }
 
+/// How an event goes with the others of its depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It follows them.
+    Part,
+    /// It says something of what it is part of, as they do.
+    Beside,
+    /// A step that the device traced.
+    Trace,
+}
+
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
@@ -70,6 +81,7 @@ pub(super) struct Event {
     /// 0: of the device as a whole. Each one more: a part of the last event before it that is one
     /// less deep.
     pub depth: usize,
+    pub role: Role,
     /// Microseconds from the start of the whole to its own, where the profiler has a clock.
     pub at_us: Option<u64>,
 }
@@ -78,7 +90,18 @@ impl Event {
     /// An event by a node's name, which begins with the op if this crate wrote the node.
     pub fn of_node(node: &str, value: u64, unit: Unit) -> Event {
         let op = node.split_once('/').map(|(op, _)| op.to_string());
-        Event { name: node.into(), op, value, unit, depth: 1, at_us: None }
+        Event { name: node.into(), op, value, unit, depth: 1, role: Role::Part, at_us: None }
+    }
+
+    /// An event by Qualcomm's name: it has the unit, which is a field of its own, and the compiler's
+    /// number of a node, which is another with each compilation. `at_us` is the device's clock, or 0.
+    pub fn of_qnn(name: &str, depth: usize, value: u64, unit: Unit, at_us: u64) -> Event {
+        let name = name.strip_suffix(" (cycles)").unwrap_or(name).trim_end();
+        let node = name.rsplit_once(":OpId_").map_or(name, |(node, _)| node);
+        let mut event = Event::of_node(node, value, unit);
+        event.op = event.op.filter(|_| depth > 0);
+        (event.depth, event.at_us) = (depth, (at_us > 0).then_some(at_us));
+        event
     }
 }
 
@@ -89,6 +112,18 @@ pub(super) struct Events {
     /// The place of the event that is all of it.
     pub whole: usize,
     pub all: Vec<Event>,
+}
+
+impl Events {
+    /// Events with times of the device's clock, which starts anywhere. Where the whole has none,
+    /// those of its parts say nothing.
+    pub fn by_clock(stage: Stage, whole: usize, mut all: Vec<Event>) -> Events {
+        let zero = all.get(whole).and_then(|event| event.at_us);
+        for event in &mut all {
+            event.at_us = event.at_us.zip(zero).map(|(at, zero)| at.saturating_sub(zero));
+        }
+        Events { stage, whole, all }
+    }
 }
 
 /// What a profiler's file holds, as far as it is kept.

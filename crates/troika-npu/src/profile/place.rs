@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::event::{Event, Events, Unit};
+use super::event::{Event, Events, Role, Unit};
 
 /// From when to when, by the engine's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +47,8 @@ const BY_ITS_CLOCK: &str = "by the profiler's clock";
 const MIDDLE: &str = "in the middle, as long as it says";
 /// Only a share of the whole is known.
 const IN_ORDER: &str = "in order, in proportion to its value";
+/// It says how much of what it is part of goes on in some way.
+const SHARE: &str = "at the start of its node, in proportion to its value";
 /// It is an amount, and no time.
 const AMOUNT: &str = "at the start, an amount";
 
@@ -86,7 +88,7 @@ pub(super) fn place(window: Window, events: &Events) -> Vec<PlacedEvent> {
         let place = |at, rule| Some(PlacedEvent { at, rule });
         if let Some(at) = event.at_us {
             let start = whole.start + Duration::from_micros(at);
-            places[i] = place(whole.clip(start, micros(event)), BY_ITS_CLOCK);
+            places[i] = place(whole.clip(start, length(event, all)), BY_ITS_CLOCK);
         } else if event.depth == 0 {
             places[i] = match &event.unit {
                 Unit::Us => place(whole.middle(micros(event)), MIDDLE),
@@ -98,19 +100,52 @@ pub(super) fn place(window: Window, events: &Events) -> Vec<PlacedEvent> {
                 _ => place(whole.first(), AMOUNT),
             };
         } else if places[i].is_none() {
-            // All parts of one event at once.
             let parent = parents[i];
             let frame = parent.and_then(|p| places[p]).map_or(whole, |place| place.at);
-            let parts: Vec<usize> = (i..all.len())
-                .filter(|j| parents[*j] == parent && all[*j].depth == event.depth)
-                .collect();
-            lay_parts(frame, parent.map(|p| &all[p]), all, &parts, &mut places);
+            let is_part = |j: &usize| parents[*j] == parent && all[*j].depth == event.depth;
+            let lies_apart = |j: &usize| all[*j].role == Role::Beside || all[*j].at_us.is_some();
+            let parent = parent.map(|p| &all[p]);
+            if event.role == Role::Beside {
+                places[i] = Some(lay_share(frame, parent, event));
+                continue;
+            }
+            // All parts of one event at once.
+            let parts: Vec<usize> =
+                (i..all.len()).filter(|j| is_part(j) && !lies_apart(j)).collect();
+            lay_parts(frame, parent, all, &parts, &mut places);
         }
     }
     places
         .into_iter()
         .map(|p| p.unwrap_or(PlacedEvent { at: whole.first(), rule: AMOUNT }))
         .collect()
+}
+
+/// How long an event is. Of cycles, microseconds are known where the device tells both of its work.
+fn length(event: &Event, all: &[Event]) -> Duration {
+    let both = |cycles: &Event| {
+        let same = |e: &&Event| e.unit == Unit::Us && e.depth == 0 && e.name == cycles.name;
+        let is_whole = cycles.unit == Unit::Cycles && cycles.depth == 0 && cycles.value > 0;
+        all.iter().find(same).filter(|_| is_whole).map(|us| (us.value, cycles.value))
+    };
+    match event.unit {
+        Unit::Us => Duration::from_micros(event.value),
+        Unit::Cycles => all.iter().find_map(both).map_or(Duration::ZERO, |(us, cycles)| {
+            nanos(u128::from(event.value) * u128::from(us) * 1000 / u128::from(cycles))
+        }),
+        _ => Duration::ZERO,
+    }
+}
+
+/// Places what is said of an event as a share of it.
+fn lay_share(frame: Window, parent: Option<&Event>, event: &Event) -> PlacedEvent {
+    match parent.filter(|parent| event.unit.lasts() && event.unit == parent.unit) {
+        Some(parent) => {
+            let at = lay(frame, &[event.value], parent.value).first().copied();
+            PlacedEvent { at: at.unwrap_or(frame.first()), rule: SHARE }
+        }
+        None => PlacedEvent { at: frame.first(), rule: AMOUNT },
+    }
 }
 
 /// For each event the one that it is a part of.
@@ -150,7 +185,7 @@ fn lay_parts(
 mod tests {
     use std::time::Duration;
 
-    use super::super::event::{Event, Events, Stage, Unit};
+    use super::super::event::{Event, Events, Role, Stage, Unit};
     use super::super::qnn;
     use super::{Window, lay, place};
 
@@ -210,6 +245,7 @@ mod tests {
             value,
             unit,
             depth,
+            role: Role::Part,
             at_us: None,
         };
         let all = vec![
@@ -227,6 +263,25 @@ mod tests {
             let [from, to] = [place.at.start, place.at.end].map(|t| t.as_nanos() / 1000);
             assert_eq!((from, to), (start, end), "{places:?}");
         }
+    }
+
+    #[test]
+    fn events_with_times_lie_by_the_clock() {
+        let event =
+            |name, depth, value, unit, at_us| Event::of_qnn(name, depth, value, unit, at_us);
+        let all = vec![
+            event("work", 0, 400, Unit::Cycles, 0),
+            event("a", 1, 100, Unit::Cycles, 1010),
+            event("b", 1, 40, Unit::Cycles, 0),
+            event("work", 0, 80, Unit::Us, 1005),
+            event("run", 0, 100, Unit::Us, 1000),
+        ];
+        let places = place(window(50, 150), &Events::by_clock(Stage::Execute, 4, all));
+        let at = |i: usize| (places[i].at.start.as_micros(), places[i].at.end.as_micros());
+        assert_eq!([at(1), at(3), at(4)], [(60, 80), (55, 135), (50, 150)], "{places:?}");
+        assert!([1, 3, 4].iter().all(|i| places[*i].rule == super::BY_ITS_CLOCK));
+        // One without a time lies where it would without a clock.
+        assert_eq!((at(2), places[2].rule), ((60, 68), super::IN_ORDER));
     }
 
     #[test]

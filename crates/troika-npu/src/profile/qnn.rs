@@ -1,9 +1,10 @@
-//! The file that Qualcomm's provider writes: comma-separated values, all with time 0, in the order
-//! in which things happened.
+//! The file that Qualcomm's provider writes: comma-separated values in the order in which things
+//! happened. Their times are the device's, or 0. What QNN's own interface says comes in the same
+//! form, with depths.
 
 use std::io::{self, BufRead};
 
-use super::event::{Event, Events, Recorded, Stage, Unit};
+use super::event::{Event, Events, Recorded, Role, Stage, Unit};
 
 /// The first field of the line with the columns' names.
 const HEADER: &str = "Msg Timestamp";
@@ -29,7 +30,7 @@ pub(super) fn read(mut from: impl BufRead, most: usize) -> io::Result<Recorded> 
         if event.depth == 0
             && let Some((stage, whole)) = whole.take()
         {
-            recorded.add(Events { stage, whole, all: std::mem::take(&mut open) }, most);
+            recorded.add(Events::by_clock(stage, whole, std::mem::take(&mut open)), most);
         }
         let stage = match message.as_str() {
             "INIT" => Some(Stage::Load),
@@ -38,14 +39,14 @@ pub(super) fn read(mut from: impl BufRead, most: usize) -> io::Result<Recorded> 
             _ => None,
         };
         whole = stage.map(|stage| (stage, open.len())).or(whole);
-        if message == "DEINIT" {
+        if message == "DE-INIT" {
             open.clear();
         } else {
             open.push(event);
         }
     }
     match whole {
-        Some((stage, whole)) => recorded.add(Events { stage, whole, all: open }, most),
+        Some((stage, whole)) => recorded.add(Events::by_clock(stage, whole, open), most),
         // A stage that did not end.
         None => recorded.odd += open.len(),
     }
@@ -61,35 +62,40 @@ struct Row {
 fn row(text: &str) -> Option<Row> {
     let mut fields = text.splitn(7, ',');
     let mut next = || fields.next();
-    let (_, message, value, unit) = (next()?, next()?, next()?, next()?);
+    let (at_us, message, value, unit) = (next()?, next()?, next()?, next()?);
     let (_, level, name) = (next()?, next()?, next()?);
     let (value, unit) = (value.parse().ok()?, Unit::parse(unit));
-    // The unit is a field of its own.
-    let name = name.strip_suffix(" (cycles)").unwrap_or(name);
-    let event = match level {
-        "ROOT" => {
-            let name = name.into();
-            Event { name, op: None, value, unit, depth: 0, at_us: None }
-        }
-        "SUB-EVENT" => {
-            // The number is the compiler's, and other with each compilation.
-            let node = name.rsplit_once(":OpId_").map_or(name, |(node, _)| node);
-            Event::of_node(node, value, unit)
-        }
-        _ => return None,
+    // Only QNN's own interface tells depths.
+    let depth = match level.strip_prefix("SUB-EVENT") {
+        None if level == "ROOT" => 0,
+        None => return None,
+        Some("") => 1,
+        Some(depth) => depth.trim().parse().ok()?,
+    };
+    let mut event = Event::of_qnn(name, depth, value, unit, at_us.parse().unwrap_or(0));
+    event.role = match message {
+        "TRACE" => Role::Trace,
+        "PART" => Role::Beside,
+        _ => Role::Part,
     };
     Some(Row { message: message.into(), event })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::{Recorded, Stage, Unit};
+    use std::time::Duration;
+
+    use super::super::event::{Recorded, Role, Stage, Unit};
+    use super::super::place::{Window, place};
 
     /// As the emulator of QNN 2.7.0 wrote it at level detailed, for a graph that was compiled and
     /// run twice.
     const RECORDED: &str = include_str!("testdata/qnn-detailed.csv");
     /// The same graph from its compiled form, at level basic.
     const LOADED: &str = include_str!("testdata/qnn-basic.csv");
+
+    /// A like graph, as QNN's own interface told it.
+    const DEEP: &str = include_str!("testdata/qnn-linting.csv");
 
     fn read(text: &str, most: usize) -> Recorded {
         super::read(text.as_bytes(), most).unwrap()
@@ -160,11 +166,53 @@ mod tests {
         let others = "0,BACKEND,7,BYTES,BACKEND,ROOT,read, in all\n\
                       0,BACKEND,7,Ticks,BACKEND,ROOT,t\n\
                       0,EXECUTE,12,US,BACKEND,ROOT,QNN (execute) time\n\
-                      0,DEINIT,12,US,BACKEND,ROOT,QNN (free) time\n";
+                      0,DE-INIT,12,US,BACKEND,ROOT,QNN (free) time\n";
         let all = read(others, usize::MAX);
         assert_eq!((all.odd, all.runs.len()), (0, 1));
         let [bytes, ticks, _] = &all.runs[0].all[..] else { panic!("{all:?}") };
         assert_eq!((bytes.name.as_str(), &bytes.unit), ("read, in all", &Unit::Bytes));
         assert_eq!(ticks.unit.name(), "ticks");
+    }
+
+    #[test]
+    fn parts_of_nodes_lie_in_their_node() {
+        let all = read(DEEP, usize::MAX);
+        let events = &all.runs[0];
+        let depths = [0, 1, 2, 3].map(|d| events.all.iter().filter(|e| e.depth == d).count());
+        assert_eq!((depths, all.odd), ([7, 6, 24, 1], 0));
+        let [start, end] = [5, 95].map(Duration::from_millis);
+        let run = Window { start, end };
+        let mut node = run;
+        for (event, place) in events.all.iter().zip(place(run, events)) {
+            node = if event.depth < 2 { run } else { node };
+            let (start, end) = (place.at.start, place.at.end);
+            assert!(node.start <= start && start <= end && end <= node.end, "{event:?} {place:?}");
+            node = if event.depth == 1 { place.at } else { node };
+            assert_eq!(event.role == Role::Beside, event.depth > 1);
+            // What goes on beside it is long enough to be seen.
+            let is_long = event.name == "Overlap time" && event.value > 0;
+            assert_eq!(is_long, event.depth > 1 && end - start > Duration::from_micros(100));
+        }
+        let [op, of] = [3, 1].map(|d| events.all.iter().find(|e| e.depth == d && e.op.is_some()));
+        assert_eq!(op.map(|e| (&*e.name, e.unit.name())), Some(("linear/up", "op")));
+        assert_eq!(of.map(|e| (&*e.name, e.unit.name())), Some(("linear/up", "cycles")));
+        let traced = DEEP.replace(",NODE,", ",TRACE,");
+        let traced = read(&traced, usize::MAX);
+        assert_eq!(traced.runs[0].all.iter().filter(|e| e.role == Role::Trace).count(), 6);
+    }
+
+    #[test]
+    fn times_of_the_device_are_told_from_the_whole() {
+        let at = |part| format!("{part},NODE,5,US,BACKEND,SUB-EVENT,a\n");
+        let rows = |whole| {
+            let whole = format!("{whole},EXECUTE,12,US,BACKEND,ROOT,QNN (execute) time\n");
+            whole + &at(107) + &at(99) + &at(0)
+        };
+        let times = |text: &str| {
+            let all = read(text, usize::MAX);
+            all.runs[0].all.iter().map(|e| e.at_us).collect::<Vec<_>>()
+        };
+        assert_eq!(times(&rows(100)), [Some(0), Some(7), Some(0), None]);
+        assert_eq!(times(&rows(0)), [None; 4], "a clock that starts anywhere");
     }
 }

@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
 use troika_device::{Clock, RealClock};
 use troika_trace::{Arg, Span, Tracer};
 
-use super::event::{Events, Recorded, Stage};
+use super::event::{Events, Recorded, Role, Stage};
 use super::place::{Window, lay, place};
 use super::{qnn, runtime};
 use crate::error::NpuError;
@@ -49,6 +49,8 @@ struct Profiler {
     files: AtomicUsize,
     dropped: AtomicUsize,
     reading_ns: AtomicU64,
+    /// Whether QNN's own interface does not serve, which was noted.
+    is_shallow: AtomicBool,
 }
 
 impl Profiler {
@@ -69,9 +71,18 @@ impl Profiler {
                 (unasked.path().to_path_buf(), Some(unasked))
             }
         };
-        let (files, dropped, reading_ns) = Default::default();
+        let (files, dropped, reading_ns, is_shallow) = Default::default();
         let _unasked = unasked;
-        Ok(Profiler { level, folder, _unasked, most_events, files, dropped, reading_ns })
+        Ok(Profiler {
+            level,
+            folder,
+            _unasked,
+            most_events,
+            files,
+            dropped,
+            reading_ns,
+            is_shallow,
+        })
     }
 }
 
@@ -146,6 +157,21 @@ impl Recorder {
         Some(ProfileFile { level: profiler.level, path })
     }
 
+    /// A file for what QNN's own interface says of a graph, if it is to be asked.
+    pub fn deep_file(&self, graph: &str) -> Option<ProfileFile> {
+        let profiler = self.profiler.as_ref().filter(|_| self.provider == Provider::Qnn)?;
+        let is_shallow = profiler.is_shallow.load(Ordering::Relaxed);
+        if is_shallow || profiler.level == ProfilingLevel::Basic { None } else { self.file(graph) }
+    }
+
+    /// Notes why QNN's own interface is asked no more.
+    pub fn stay_shallow(&self, graph: &str, why: &str) {
+        let is_shallow = self.profiler.as_ref().map(|p| p.is_shallow.swap(true, Ordering::Relaxed));
+        if is_shallow == Some(false) {
+            self.note(graph, &format!("has no profile of parts of nodes: {why}"));
+        }
+    }
+
     /// Adds what a profiler wrote to the trace: the stages before the first run in the host's span
     /// `opened`, each run in its own of `runs`.
     pub fn read(&self, graph: &str, file: &ProfileFile, opened: Window, runs: &[Window]) {
@@ -197,9 +223,10 @@ impl Recorder {
     fn add(&self, graph: &str, level: ProfilingLevel, events: &Events, host: Window) {
         for (event, place) in events.all.iter().zip(place(host, events)) {
             let text = |text: &str| Arg::Text(text.into());
-            let lane = match event.depth {
-                0 => format!("{} device", self.device),
-                depth => format!("{} node depth {depth}", self.device),
+            let lane = match (event.role, event.depth) {
+                (Role::Trace, depth) => format!("{} trace depth {}", self.device, depth.max(1)),
+                (_, 0) => format!("{} device", self.device),
+                (_, depth) => format!("{} node depth {depth}", self.device),
             };
             let op = event.op.as_deref().filter(|_| events.stage == Stage::Execute);
             let args = [
@@ -312,6 +339,34 @@ mod tests {
         ] {
             assert_eq!(arg(name), Some(Arg::Text(text.into())), "{name}");
         }
+    }
+
+    #[test]
+    fn parts_and_traces_have_lanes_of_their_own() {
+        let deep = include_str!("testdata/qnn-linting.csv");
+        let steps = "0,TRACE,1,US,BACKEND,ROOT,a\n0,TRACE,1,US,BACKEND,SUB-EVENT 2,b\n";
+        let (spans, _) = traced(&format!("{steps}{deep}"), &[window(100, 120)], 1000);
+        let lanes =
+            ["node depth 1", "node depth 2", "node depth 3", "trace depth 1", "trace depth 2"];
+        let on = |lane| spans.iter().filter(|s| s.lane.strip_prefix("npu ") == Some(lane)).count();
+        assert_eq!(lanes.map(on), [6, 24, 1, 1, 1]);
+    }
+
+    #[test]
+    fn qnn_is_asked_until_it_fails() {
+        let open = |level| {
+            let profiling = Some(Profiling { level, folder: None, most_events: 1 });
+            let (clock, tracer) = (RealClock::new(), Tracer::on());
+            let recorder = Recorder::open("npu", Provider::Qnn, tracer.clone(), clock, profiling);
+            (recorder.unwrap(), tracer)
+        };
+        assert!(open(ProfilingLevel::Basic).0.deep_file("ffn").is_none());
+        let (recorder, tracer) = open(ProfilingLevel::Detailed);
+        assert!(recorder.deep_file("ffn").is_some());
+        recorder.stay_shallow("ffn", "version 3.0");
+        recorder.stay_shallow("ffn", "again");
+        assert!(recorder.deep_file("ffn").is_none());
+        assert_eq!(tracer.notes(), ["ffn on npu: has no profile of parts of nodes: version 3.0"]);
     }
 
     /// A provider may cut a model into two graphs, or a profile may end early.
