@@ -164,6 +164,13 @@ impl Residents {
         self.order.iter().map(|(_, expert)| *expert).find(|expert| may(*expert))
     }
 
+    /// Whether an expert that is not in memory would stay longer than one that is.
+    pub fn outranks(&self, newcomer: u32, resident: u32) -> bool {
+        let of = |expert: u32| self.known.get(expert as usize).copied().unwrap_or_default();
+        let newcomer = Known { newcomer: self.full, ..of(newcomer) };
+        rank(self.eviction, &newcomer) > rank(self.eviction, &of(resident))
+    }
+
     /// Whether an expert is in memory.
     pub fn is_resident(&self, expert: u32) -> bool {
         self.known.get(expert as usize).is_some_and(|known| known.resident)

@@ -104,25 +104,15 @@ impl Engine {
         let compiled = compile(&program.graphs, &devices, &with)?;
         let caches = expert_caches(&program, &devices, &compiled, &clock)?;
         let loaded: Vec<Option<Arc<Weights>>> = compiled.into_iter().map(|c| c.weights).collect();
+        let scratch = loaded.iter().flatten().map(|w| w.executable().scratch_bytes());
         let states = state_buffers(&kv, &program, &devices)?;
         let memory = EngineMemory {
             kv_cache: states.iter().flatten().map(|b| b.len() as u64).sum(),
-            scratch: loaded
-                .iter()
-                .flatten()
-                .map(|w| w.executable().scratch_bytes())
-                .max()
-                .unwrap_or(0),
+            scratch: scratch.max().unwrap_or(0),
             ..EngineMemory::default()
         };
         let slots = Arc::new(Slots::new(&program, plan.prefill.chunk + program.padding));
-        let policy = (plan.prefill.policy, plan.critical_device());
-        let loaders: Vec<usize> = program.caches.iter().map(|cache| cache.device).collect();
-        let mut runner = Runner::with_loaders(&devices, &loaders, policy, &clock, tracer.clone())?;
-        runner.set_waiting(match plan.sync {
-            SyncMode::Predicted => Waiting::Poll,
-            SyncMode::Blocking => Waiting::Block,
-        });
+        let runner = runner(&program, &devices, &plan, (&clock, &tracer))?;
         let rules = Rules::new(&program, &plan, sharing);
         let places: &[Option<Phase>] = match rules.one_placement {
             true => &[None],
@@ -330,6 +320,23 @@ impl Drop for Engine {
         drop(inbox);
         while self.runner.wait().is_some() {}
     }
+}
+
+/// Queues on all devices, and behind these those that load experts.
+fn runner(
+    program: &Program,
+    devices: &[Arc<dyn Device>],
+    plan: &Plan,
+    (clock, tracer): (&Arc<dyn Clock>, &Tracer),
+) -> Result<Runner, EngineError> {
+    let policy = (plan.prefill.policy, plan.critical_device());
+    let loaders: Vec<usize> = program.caches.iter().map(|cache| cache.device).collect();
+    let mut runner = Runner::with_loaders(devices, &loaders, policy, clock, tracer.clone())?;
+    runner.set_waiting(match plan.sync {
+        SyncMode::Predicted => Waiting::Poll,
+        SyncMode::Blocking => Waiting::Block,
+    });
+    Ok(runner)
 }
 
 /// The caches of experts that come and go. The queues that load them are behind the devices'.

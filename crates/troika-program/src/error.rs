@@ -53,7 +53,7 @@ pub enum ProgramError {
     /// A cache of experts that has no room for one group.
     #[error(
         "a group of experts has {needs} bytes of weights on device {device}, and its cache of \
-         experts holds {holds}; raise --expert-cache-mib {device}=MIB"
+         experts holds {holds}; raise --expert-group-mib"
     )]
     ExpertCache {
         /// The device.

@@ -10,7 +10,7 @@ use troika_plan::{
 };
 use troika_program::{
     EdgeTypes, ExpertStep, PlacedExperts, PlacedPiece, PlacedSegment, chunks_of_window,
-    expected_pairs, rows_to_fill,
+    expected_pairs, graph_bytes, rows_to_fill,
 };
 
 use super::request::Alternative;
@@ -23,7 +23,7 @@ const LEAST_CHUNK: usize = 64;
 /// The most chunks whose rows gather.
 const MOST_GATHERED: usize = 16;
 /// The fewest rows that an expert is loaded for.
-const LEAST_ROWS: [usize; 3] = [0, 16, 48];
+const LEAST_ROWS: [usize; 2] = [0, 24];
 /// Lengths at which chunks are looked at, in eighths of the longest.
 const EIGHTHS: std::ops::RangeInclusive<usize> = 1..=7;
 
@@ -172,7 +172,7 @@ impl Search<'_> {
     /// one.
     fn coming(&self, way: &Way) -> Vec<Way> {
         let [host, other] = way.devices.map(|d| &self.request.devices[d]);
-        let held = [way.settings.bytes, other.caps.max_resident_bytes].into_iter().flatten().min();
+        let held = self.held_there(way);
         let all = expert_bytes(self.request.lowered).unwrap_or(0).saturating_mul(self.experts());
         let known = self.request.cost.moving(Mover::Load, way.devices[1], 1).ns < u64::MAX;
         if !known || held.is_none_or(|held| held >= all) {
@@ -186,14 +186,25 @@ impl Search<'_> {
                 continue;
             }
             for least_rows in least {
-                let (policy, keep) = (ExpertPolicy::Cache, Keep::All);
-                let least_rows = *least_rows;
+                let (policy, least_rows) = (ExpertPolicy::Cache, *least_rows);
                 let settings =
                     ExpertSettings { group: Some(1), dispatch, least_rows, ..way.settings.clone() };
-                ways.push(Way { settings, keep, policy, ..way.clone() });
+                for keep in [Keep::ForOneChunk, Keep::ForSeveral] {
+                    ways.push(Way { settings: settings.clone(), keep, policy, ..way.clone() });
+                }
             }
         }
         ways
+    }
+
+    /// The most bytes of experts on the device with groups.
+    fn held_there(&self, way: &Way) -> Option<u64> {
+        let caps = &self.request.devices[way.devices[1]].caps;
+        [way.settings.bytes, caps.max_resident_bytes].into_iter().flatten().min()
+    }
+
+    fn layers_with_experts(&self) -> u64 {
+        self.request.spec.layers.iter().filter(|l| l.moe().is_some()).count().max(1) as u64
     }
 
     /// Experts of all layers.
@@ -204,7 +215,8 @@ impl Search<'_> {
 
     /// The plan of a way. `None` if the device takes no groups, or none is worth it.
     fn with_groups(&mut self, way: &Way) -> Result<Option<Plan>, PlanError> {
-        if way.settings.bytes.is_some_and(|most| self.buffer_bytes(way) > most) {
+        let most = way.settings.bytes.filter(|_| way.policy != ExpertPolicy::Cache);
+        if most.is_some_and(|most| self.buffer_bytes(way) > most) {
             return Ok(None);
         }
         let devices = way.devices.map(|d| self.request.devices[d].clone());
@@ -347,7 +359,14 @@ impl Search<'_> {
             }
         };
         let pairs = way.chunk * experts.top_k * window;
-        let mut device_ns = 0.0;
+        let (mut device_ns, mut load_ns, mut bytes) = (0.0, 0.0, 0);
+        // Bytes of a layer that stay on a device where experts come and go.
+        let stay = match way.policy {
+            ExpertPolicy::Cache => {
+                self.held_there(way).map(|held| held / self.layers_with_experts())
+            }
+            _ => None,
+        };
         let mut prices = Vec::new();
         for (piece, load) in groups.iter().zip(group_loads(experts, pairs)) {
             let rows = piece.graph.max_rows();
@@ -362,7 +381,13 @@ impl Search<'_> {
                 0 => 0.0,
                 pairs => cost.run_ns(&expert_run(rest, pairs)),
             };
-            prices.push([device_ns, rest_ns].map(|ns| ns / window as f64));
+            // What has no room beside those before it is loaded while others are computed.
+            let size = graph_bytes(&piece.graph, &self.request.devices[piece.device].caps);
+            bytes += size;
+            if stay.is_some_and(|stay| bytes > stay) {
+                load_ns += cost.moving(Mover::Load, piece.device, size).ns as f64;
+            }
+            prices.push([load_ns.max(device_ns), rest_ns].map(|ns| ns / window as f64));
         }
         let [host, other] = way.devices;
         let sync = self.request.base.sync;

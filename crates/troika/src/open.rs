@@ -179,9 +179,7 @@ impl Model {
         let BoundModel { spec, store, .. } = model;
         let warnings = &mut text.warnings;
         warnings.extend(changes);
-        warnings.extend(silent.iter().map(|name| {
-            format!("device {name} computes nothing (its numerics are off): tokens are counted up, not generated")
-        }));
+        warnings.extend(silent.iter().map(|name| computes_nothing(name)));
         warnings.extend(denser(&name, spec.context, plan.context));
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
@@ -194,16 +192,11 @@ impl Model {
         let lasting: LastingWeights = store.clone();
         engine.load_experts(&lasting, forecast(options).as_ref());
         if options.fallback && !modelled {
-            let instead = CpuInstead {
-                spec: spec.clone(),
-                store: store.clone(),
-                options: OpenOptions {
-                    sharing: Sharing { kv_bytes, ..options.sharing },
-                    ..options.clone()
-                },
-                clock: clock.clone(),
-                plan: plan.clone(),
-            };
+            let sharing = Sharing { kv_bytes, ..options.sharing };
+            let options = OpenOptions { sharing, ..options.clone() };
+            let (spec, store) = (spec.clone(), store.clone());
+            let instead =
+                CpuInstead { spec, store, options, clock: clock.clone(), plan: plan.clone() };
             engine.on_loss(Box::new(move |loss| instead.engine(loss)));
         }
         let opened = Opened {
@@ -414,6 +407,12 @@ fn keep_packed(store: &mut WeightStore, options: &OpenOptions) -> Option<String>
     let folder = options.cache.as_ref()?;
     let failed = store.keep_packed(folder).err()?;
     Some(format!("quantized weights are not kept in {} ({failed})", folder.dir().display()))
+}
+
+fn computes_nothing(device: &str) -> String {
+    format!(
+        "device {device} computes nothing (its numerics are off): tokens are counted up, not generated"
+    )
 }
 
 /// A sentence per tensor.

@@ -3,6 +3,8 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod cached;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ enum Idle {
     In(&'static str),
     /// Beside another flag: either is given, or the other.
     Beside(&'static str),
-    /// Without another flag.
+    /// Without any of some flags, of which the first is named.
     Without(&'static str),
     /// Where another flag's number is 0 or less.
     AtZero(&'static str),
@@ -38,10 +38,11 @@ const RULES: &[Rule] = &[
     ),
     ("goal", Without("profile"), "only a profile leaves a plan to choose"),
     (
-        "expert_group_mib expert_dispatch",
-        Without("strategy"),
-        "only --strategy experts groups experts",
+        "expert_group_mib",
+        Without("strategy profile"),
+        "only --strategy experts groups experts, and plans by a profile",
     ),
+    ("expert_dispatch", Without("strategy"), "only --strategy experts groups experts"),
     ("outliers", Without("calibration"), "NPUs compute with floats without one"),
     ("npu_profiling", Without("trace"), "what it says goes to the trace"),
     ("npu_profiling", Without("compile"), "only compiled graphs run"),
@@ -112,10 +113,14 @@ pub(super) fn check(verb: &Command, given: &ArgMatches) -> Result<(), CliError> 
     for (flags, idle, why) in RULES {
         let place = match idle {
             In(idle) if *idle == verb.get_name() => format!("in troika {idle}"),
-            Without(needed) => match find(verb, needed) {
-                Some(arg) if !any(arg) => format!("without {}", name(arg, given)),
-                _ => continue,
-            },
+            Without(needed) => {
+                let mut needed = needed.split(' ').filter_map(|flag| find(verb, flag)).peekable();
+                let Some(first) = needed.peek().copied() else { continue };
+                if needed.any(any) {
+                    continue;
+                }
+                format!("without {}", name(first, given))
+            }
             AtZero(other) => match find(verb, other) {
                 Some(arg) if any(arg) && given.get_one(other).is_some_and(|n: &f32| *n <= 0.0) => {
                     format!("with {} 0", name(arg, given))

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use troika_device::{
-    Bindings, Buffer, CopyRows, DeviceError, HostTask, Run, SpaceId, View, Weights, Work,
+    Bindings, Buffer, CopyRows, DeviceError, HostData, HostTask, Run, SpaceId, View, Weights, Work,
 };
 use troika_program::{
     ExpertBuffer, ExpertCounts, Growing, GrownTask, GrownWork, LayerCounts, PackedView, SlotLoad,
@@ -68,17 +68,23 @@ impl Dispatcher {
         drop(routing);
         stats.with(|stats| stats.layers.entry(*layer).or_default().add(&counts));
         self.trace(&counts);
-        let graph = self.graph(&grown.tasks)?;
+        let graph = self.graph(&grown.tasks, None)?;
         let graph = match self.growing.ahead(&grown) {
             ahead if ahead.is_empty() => graph,
-            ahead => graph.with_beside(self.graph(&ahead)?),
+            ahead => graph.with_beside(self.graph(&ahead, None)?),
         };
         Ok(Arc::new(graph))
     }
 
-    /// Binds tasks to memory. Loads make others known.
-    fn graph(self: &Arc<Self>, grown: &[GrownTask]) -> Result<TaskGraph, EngineError> {
-        let tasks: Result<Vec<Task>, _> = grown.iter().map(|task| self.task(task)).collect();
+    /// Binds tasks to memory. Loads make others known, which use what was `loaded`: the slot may serve
+    /// another group by then.
+    fn graph(
+        self: &Arc<Self>,
+        grown: &[GrownTask],
+        loaded: Option<&Arc<Weights>>,
+    ) -> Result<TaskGraph, EngineError> {
+        let tasks = grown.iter().map(|task| self.task(task, loaded));
+        let tasks: Result<Vec<Task>, _> = tasks.collect();
         let graph = TaskGraph::new(tasks?);
         let load = |(number, task): (u32, &GrownTask)| match &task.work {
             GrownWork::Load(load) => Some((number, load.clone())),
@@ -89,10 +95,12 @@ impl Dispatcher {
             return Ok(graph);
         }
         let (numbers, of): (Vec<u32>, _) = (loads.keys().copied().collect(), self.clone());
-        let arrived = move |task, _| {
+        let arrived = move |task, weights: Option<HostData>| {
             let Some(load) = loads.get(&task) else { return Ok(Arc::default()) };
             of.caches[load.at.cache].slots().arrived(load.at.group, load.at.slot);
-            Ok(Arc::new(of.graph(&of.growing.loaded(load))?))
+            let weights = weights.and_then(|weights| weights.downcast::<Arc<Weights>>().ok());
+            let runs = of.growing.loaded(load);
+            Ok(Arc::new(of.graph(&runs, weights.map(|weights| *weights).as_ref())?))
         };
         Ok(graph.growing(&numbers, Arc::new(arrived)))
     }
@@ -120,13 +128,13 @@ impl Dispatcher {
         });
     }
 
-    fn task(&self, grown: &GrownTask) -> Result<Task, EngineError> {
+    fn task(&self, grown: &GrownTask, loaded: Option<&Arc<Weights>>) -> Result<Task, EngineError> {
         let work = match &grown.work {
             GrownWork::Copy(from, to) => {
                 Work::Copy(CopyRows::whole(self.view(from)?, self.view(to)?))
             }
             GrownWork::Run { graph, slot, inputs, output } => Work::Run(Run {
-                weights: self.weights(*graph, *slot)?,
+                weights: loaded.map_or_else(|| self.weights(*graph, *slot), |w| Ok(w.clone()))?,
                 bindings: Arc::new(Bindings {
                     inputs: inputs.iter().map(|v| self.view(v)).collect::<Result<_, _>>()?,
                     states: Vec::new(),
@@ -166,7 +174,10 @@ impl Dispatcher {
                 move |_, _| match is_expected && !cache.slots().serves(group, slot) {
                     // Another group has the place by now.
                     true => Ok(None),
-                    false => cache.loaded(group, slot).map(|_| None).map_err(|e| e.to_string()),
+                    false => {
+                        let weights = cache.loaded(group, slot).map_err(|e| e.to_string())?;
+                        Ok(Some(Box::new(weights)))
+                    }
                 }
             });
         Ok(task?.with_parts(parts).moving_then(move || of.missing(group, slot)))

@@ -38,6 +38,12 @@ pub struct ExpertCache {
     expected: Vec<u32>,
 }
 
+/// Places through which pass what has no room.
+const PASSING: usize = 4;
+
+/// Chunks whose runs perhaps still use their slots.
+const RECENT: u64 = 2;
+
 /// A group in a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CachedGroup {
@@ -84,22 +90,7 @@ impl ExpertCache {
             let (device, holds) = (plan.device.clone(), plan.bytes);
             return Err(ProgramError::ExpertCache { device, needs: largest, holds });
         }
-        let mut by_expert: HashMap<(usize, usize), Vec<u32>> = HashMap::new();
-        let mut expected = vec![0; graphs.len()];
-        for of in experts {
-            for (shape, graph) in of.split.groups.iter().zip(&of.groups) {
-                let at = graph.first().and_then(|of| graphs.iter().position(|g| *g == of.graph));
-                let Some(at) = at.filter(|_| graph.len() == 1) else { continue };
-                let known = |expert: &usize| of.split.expected.get(*expert).copied().unwrap_or(1);
-                expected[at] = shape.experts.iter().map(known).sum();
-                for expert in &shape.experts {
-                    let groups = by_expert.entry((of.layer, *expert)).or_default();
-                    if !groups.contains(&(at as u32)) {
-                        groups.push(at as u32);
-                    }
-                }
-            }
-        }
+        let (by_expert, expected) = of_experts(experts, &graphs);
         let (least_rows, kept_by) = (plan.least_rows, plan.kept_by);
         Ok(ExpertCache {
             device,
@@ -135,6 +126,30 @@ impl ExpertCache {
     }
 }
 
+/// Groups by layer and expert, and how often each is expected to be chosen.
+fn of_experts(
+    experts: &[Arc<DividedExperts>],
+    graphs: &[usize],
+) -> (HashMap<(usize, usize), Vec<u32>>, Vec<u32>) {
+    let mut by_expert: HashMap<(usize, usize), Vec<u32>> = HashMap::new();
+    let mut expected = vec![0; graphs.len()];
+    for of in experts {
+        for (shape, graph) in of.split.groups.iter().zip(&of.groups) {
+            let at = graph.first().and_then(|of| graphs.iter().position(|g| *g == of.graph));
+            let Some(at) = at.filter(|_| graph.len() == 1) else { continue };
+            let known = |expert: &usize| of.split.expected.get(*expert).copied().unwrap_or(1);
+            expected[at] = shape.experts.iter().map(known).sum();
+            for expert in &shape.experts {
+                let groups = by_expert.entry((of.layer, *expert)).or_default();
+                if !groups.contains(&(at as u32)) {
+                    groups.push(at as u32);
+                }
+            }
+        }
+    }
+    (by_expert, expected)
+}
+
 /// Where the runs of a group find its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupAt {
@@ -164,8 +179,10 @@ pub struct ExpertSlots {
     residents: Residents,
     /// The group of each slot.
     held: Vec<Option<u32>>,
-    /// Slots that the last runs use.
-    used: Vec<bool>,
+    /// For each slot, the number of the last call that used it.
+    used: Vec<u64>,
+    /// Calls so far.
+    calls: u64,
     states: Vec<GroupState>,
     /// The first group of each layer, and what was chosen of it.
     layers: Vec<(u32, LayerChoices)>,
@@ -189,7 +206,9 @@ impl ExpertSlots {
     pub fn new(cache: &ExpertCache) -> ExpertSlots {
         let mut slots = ExpertSlots::empty(cache);
         for (slot, group) in cache.first().into_iter().enumerate() {
-            slots.residents.used(group, cache.expected[group as usize] as usize, 0.0);
+            // As after some thousand tokens.
+            let uses = cache.expected[group as usize].div_ceil(1000) as usize;
+            slots.residents.used(group, uses, 0.0);
             slots.take(group, slot);
             slots.arrived(group, slot);
         }
@@ -215,7 +234,8 @@ impl ExpertSlots {
         ExpertSlots {
             residents: Residents::new(eviction, cache.graphs.len()),
             held: vec![None; cache.slots],
-            used: vec![false; cache.slots],
+            used: vec![0; cache.slots],
+            calls: RECENT,
             states: vec![GroupState::default(); cache.graphs.len()],
             layers: cache.layers.iter().zip(ends).map(layer).collect(),
             least_rows: cache.least_rows,
@@ -233,7 +253,7 @@ impl ExpertSlots {
     }
 
     fn groups(&mut self, chosen: &[(u32, u32)], tokens: usize) -> Vec<(u32, GroupAt)> {
-        self.used.fill(false);
+        self.calls += 1;
         let Some(layer) = chosen.first().and_then(|(group, _)| self.layer_of(*group)) else {
             return Vec::new();
         };
@@ -244,7 +264,7 @@ impl ExpertSlots {
         for (group, _) in here {
             let GroupState { slot, here, .. } = self.states[group as usize];
             let slot = slot.unwrap_or_default();
-            self.used[slot] = true;
+            self.used[slot] = self.calls;
             let at = if here { GroupAt::Here(slot) } else { GroupAt::Awaited(slot) };
             placed.push((group, at));
         }
@@ -256,20 +276,7 @@ impl ExpertSlots {
                 placed.push((group, GroupAt::Elsewhere));
                 continue;
             }
-            let unused = self.free().or_else(|| self.leaves(|s, _| !s.used && !s.expected));
-            let slot = match unused.or_else(|| self.leaves(|s, _| !s.used)) {
-                Some(slot) => slot,
-                // One is computed while the next one is loaded.
-                None if passed.len() > 1 => {
-                    turn += 1;
-                    passed[(turn - 1) % passed.len()]
-                }
-                None => {
-                    let passing = passed.clone();
-                    let slot = self.leaves(|_, slot| !passing.contains(&slot));
-                    slot.unwrap_or_else(|| passed.first().copied().unwrap_or(0))
-                }
-            };
+            let slot = self.slot_for(&passed, &mut turn);
             // Who is computed there now makes way afterwards.
             if let Some(old) = self.held[slot] {
                 for (_, at) in placed.iter_mut().filter(|(group, _)| *group == old) {
@@ -282,15 +289,16 @@ impl ExpertSlots {
                 passed.push(slot);
             }
             self.take(group, slot);
-            self.used[slot] = true;
+            self.used[slot] = self.calls;
             placed.push((group, GroupAt::Away(slot)));
         }
         placed
     }
 
     fn ahead(&mut self, after: &[(u32, u32)], tokens: usize, named: &[u32]) -> Vec<(u32, usize)> {
+        let is_prompt = tokens >= PROMPT_TOKENS;
         let next: Vec<u32> = match after.first().and_then(|(group, _)| self.layer_of(*group)) {
-            Some(layer) if tokens >= PROMPT_TOKENS => {
+            Some(layer) if is_prompt => {
                 let (first, choices) = &self.layers[(layer + 1) % self.layers.len()];
                 choices.popular().iter().map(|group| first + group).collect()
             }
@@ -305,8 +313,13 @@ impl ExpertSlots {
             if self.expected >= most {
                 break;
             }
-            let slot = self.free().or_else(|| self.leaves(|s, _| !s.used && !s.expected));
-            let Some(slot) = slot else { break };
+            let leaves = || {
+                let slot = self.leaves(|s, _| !s.used && !s.expected)?;
+                // What a forecast names is chosen next, what is popular perhaps.
+                let stays = !is_prompt || self.residents.outranks(group, self.held[slot]?);
+                stays.then_some(slot)
+            };
+            let Some(slot) = self.free().or_else(leaves) else { break };
             self.take(group, slot);
             self.states[group as usize].expected = true;
             self.expected += 1;
@@ -349,6 +362,24 @@ impl ExpertSlots {
         (first..end).for_each(|group| self.unexpect(group));
     }
 
+    /// The slot for a group that is not there: an empty one, or that of the group that leaves next. Of
+    /// those that this call has loaded, the first ones leave next, so that one is computed while another
+    /// one is loaded.
+    fn slot_for(&self, passed: &[usize], turn: &mut usize) -> usize {
+        let unused = || self.leaves(|s, _| !s.used && !s.expected);
+        let few = passed.len() < PASSING.min(self.held.len());
+        let next = self.free().or_else(|| if few { unused() } else { None });
+        let next = next.or_else(|| {
+            let slot = self.leaves(|s, slot| (!s.used && !s.expected) || passed.contains(&slot))?;
+            Some(slot).filter(|slot| !passed.contains(slot))
+        });
+        let any = || self.leaves(|_, slot| few && !passed.contains(&slot));
+        next.or_else(any).unwrap_or_else(|| {
+            *turn += 1;
+            passed.get((*turn - 1) % passed.len().max(1)).copied().unwrap_or(0)
+        })
+    }
+
     fn unexpect(&mut self, group: u32) {
         if std::mem::take(&mut self.states[group as usize].expected) {
             self.expected -= 1;
@@ -365,7 +396,8 @@ impl ExpertSlots {
         let slot = |group: u32| {
             let of = self.states[group as usize];
             let slot = of.slot?;
-            let state = SlotState { used: self.used[slot], expected: of.expected };
+            let used = self.calls - self.used[slot] < RECENT;
+            let state = SlotState { used, expected: of.expected };
             may(state, slot).then_some(slot)
         };
         slot(self.residents.next_to_leave(|group| slot(group).is_some())?)
