@@ -80,6 +80,9 @@ pub fn experts(e: &ExpertStats, seconds: f64) -> String {
     )
 }
 
+/// The sampling interval of the energy meter.
+pub const LOOK: Duration = Duration::from_millis(100);
+
 /// What became of experts that a device loads when tokens choose them.
 pub fn device_experts(e: &ExpertStats) -> String {
     let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;

@@ -13,7 +13,6 @@ use crate::error::DeviceError;
 use crate::executable::{Executable, Weights};
 use crate::forward_batch::ForwardBatch;
 use crate::host::HostTask;
-use crate::loader;
 use crate::memory::{Buffer, OutOfMemory, View};
 use crate::timeline::{Signal, Timelines, Wait, Waiting};
 use crate::weight::WeightSource;
@@ -199,17 +198,18 @@ pub trait Device: Send + Sync {
     ) -> Result<Arc<Weights>, DeviceError>;
 
     /// Opens a queue that loads this device's weights while it computes: it runs functions of the
-    /// host, [`crate::LOADER_DEPTH`] lists of them. Otherwise it is as [`Device::queue`] says.
+    /// host, [`crate::LOADER_DEPTH`] lists of them, and is else as [`Device::queue`] says. `None`: a
+    /// thread will do ([`crate::loader`]).
     ///
     /// # Errors
-    /// The system has no thread left.
+    /// As those of [`Device::queue`].
     fn loader(
         &self,
-        number: usize,
-        clock: Arc<dyn Clock>,
-        done: SyncSender<Completion>,
-    ) -> Result<Box<dyn Queue>, DeviceError> {
-        loader::start(self.name(), number, clock, done)
+        _number: usize,
+        _clock: &Arc<dyn Clock>,
+        _done: &SyncSender<Completion>,
+    ) -> Result<Option<Box<dyn Queue>>, DeviceError> {
+        Ok(None)
     }
 
     /// Opens a queue. Its completions carry `number` and go to `done`, which must have room for one

@@ -65,9 +65,6 @@ pub trait ExpertsOnDisk: Debug + Send + Sync {
     fn take(&self, left: &[(u32, u32)], into: &mut Vec<ExpertBytes>) -> Result<(), DeviceError>;
 }
 
-/// Says which experts a row will probably choose, by what an earlier router read of it.
-pub trait ExpertForecast: Send + Sync {
-    /// After the router of a layer: calls `expect` with another layer, and the experts that it
-    /// probably chooses, the most probable first.
-    fn after(&self, layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16]));
-}
+/// Says which experts a row will probably choose, by what the router of a layer read of it: calls the
+/// function with another layer, and the experts that it probably chooses, the most probable first.
+pub type ExpertForecast = dyn Fn(usize, &[f32], &mut dyn FnMut(usize, &[u16])) + Send + Sync;

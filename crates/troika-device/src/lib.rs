@@ -1,7 +1,7 @@
 //! The interface of devices: capabilities, compiling, queues, completions, buffers, weights.
 //!
 //! Devices depend on the graph types only; no device crate can import a model. All traits together
-//! have fewer than 25 methods, since ops are data and not methods.
+//! have fewer than 26 methods, since ops are data and not methods.
 
 mod caps;
 mod clock;
@@ -37,7 +37,7 @@ pub use experts::{
 };
 pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
-pub use loader::{LOADER_DEPTH, loader_name};
+pub use loader::{LOADER_DEPTH, loader, loader_name};
 pub use memory::{
     Access, AccessError, Buffer, BufferWatch, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows,
     Rect, SpaceId, View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,

@@ -21,7 +21,7 @@ pub fn loader_name(device: &str) -> String {
 ///
 /// # Errors
 /// The system has no thread left.
-pub(crate) fn start(
+pub fn loader(
     device: &str,
     number: usize,
     clock: Arc<dyn Clock>,

@@ -15,7 +15,9 @@ use troika_program::{
 use troika_trace::Tracer;
 
 use crate::error::EngineError;
-use crate::experts::{DeviceExperts, Dispatcher, OfChunk, PackedBuffers, SharedStats, host_task};
+use crate::experts::{
+    DeviceExperts, Dispatcher, Dispatchers, OfChunk, PackedBuffers, SharedStats, host_task,
+};
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::Task;
@@ -55,7 +57,7 @@ pub(crate) struct Binder<'a> {
     /// Rows on their way through divided experts.
     pub packed: &'a mut PackedBuffers,
     /// What becomes known by tasks, by their number.
-    pub dispatchers: HashMap<u32, Arc<Dispatcher>>,
+    pub dispatchers: Dispatchers,
 }
 
 impl Binder<'_> {

@@ -197,11 +197,7 @@ impl Engine {
 
     /// Says where the weights of experts come from that a device loads when tokens choose them, and
     /// what names such experts before.
-    pub fn load_experts(
-        &self,
-        source: &LastingWeights,
-        forecast: Option<&Arc<dyn ExpertForecast>>,
-    ) {
+    pub fn load_experts(&self, source: &LastingWeights, forecast: Option<&Arc<ExpertForecast>>) {
         for cache in &self.model.caches {
             cache.load_from(source);
             forecast.into_iter().for_each(|forecast| cache.set_forecast(forecast));

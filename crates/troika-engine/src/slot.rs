@@ -14,7 +14,7 @@ use troika_program::{BatchShape, NamedTask, Slots};
 use crate::batching::PlannedBatch;
 use crate::bind::{Binder, InputSlot, PlacedModel};
 use crate::error::EngineError;
-use crate::experts::{Dispatcher, PackedBuffers, growth};
+use crate::experts::{Dispatchers, PackedBuffers, growth};
 use crate::memory::allocate;
 use crate::pool::EdgePool;
 use crate::schedule::{JobId, Task, TaskGraph};
@@ -228,7 +228,7 @@ impl BatchSlot {
         &mut self,
         model: &PlacedModel,
         named: &[NamedTask],
-    ) -> Result<(Vec<Task>, HashMap<u32, Arc<Dispatcher>>), EngineError> {
+    ) -> Result<(Vec<Task>, Dispatchers), EngineError> {
         let mut binder = Binder {
             model,
             pools: &mut self.pools,

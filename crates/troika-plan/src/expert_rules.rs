@@ -1,7 +1,7 @@
 //! The rules of a plan that shares experts out.
 
 use troika_model::lower::{ModelPart, SegmentKind, segment_kinds};
-use troika_model::spec::{ModelSpec, Moe};
+use troika_model::spec::{Attn, ModelSpec, Moe};
 
 use crate::device::PlanDevice;
 use crate::error::PlanError;
@@ -9,9 +9,9 @@ use crate::expert_groups::{
     ExpertGroupShape, ExpertPolicy, ExpertSettings, GroupLimits, LayerLoad, Tiers, WorthALaunch,
     group, group_size, resident, rounded,
 };
-use crate::experts::{ExpertCachePlan, ExpertGroupPlan, ExpertSplit, Overflow};
+use crate::experts::{ExpertCachePlan, ExpertGroupPlan, ExpertSplit, KeptBy, Overflow};
 use crate::layers::rule;
-use crate::plan::{Layers, LengthRules, Plan, PlannedRules, Rule, Split};
+use crate::plan::{Layers, LengthRules, PlannedRules, Rule, Split};
 use crate::routing::ExpertUse;
 
 /// What rules for experts follow from.
@@ -28,24 +28,6 @@ pub(crate) struct ExpertRules<'a> {
     pub halves: bool,
 }
 
-/// The cache of the groups' device, if it does not hold all of them.
-pub(crate) fn expert_cache(
-    plan: &Plan,
-    devices: &[PlanDevice],
-    settings: &ExpertSettings,
-) -> Vec<ExpertCachePlan> {
-    let Some(group) =
-        plan.prefill.rules.iter().find_map(Rule::experts).and_then(|s| s.groups.first())
-    else {
-        return Vec::new();
-    };
-    let device = devices.iter().find(|d| d.name == group.device);
-    let holds = device.and_then(|d| d.caps.max_resident_bytes);
-    let bytes = [settings.bytes, holds].into_iter().flatten().min().unwrap_or(u64::MAX);
-    let ExpertSettings { least_rows, kept_by, .. } = *settings;
-    vec![ExpertCachePlan { device: group.device.clone(), bytes, least_rows, kept_by }]
-}
-
 /// The device that shares experts out, the first that runs functions of the host, and the one that
 /// computes groups, the first other one.
 fn devices_of(devices: &[PlanDevice]) -> Result<[&PlanDevice; 2], PlanError> {
@@ -60,13 +42,18 @@ fn devices_of(devices: &[PlanDevice]) -> Result<[&PlanDevice; 2], PlanError> {
 }
 
 impl ExpertRules<'_> {
-    /// The rules of prompts' chunks, of shorter ones, and of decoding.
+    /// The rules of prompts' chunks, of shorter ones, and of decoding; and the cache of the groups'
+    /// device, where they come and go.
     ///
     /// # Errors
     /// Devices that cannot share experts out; a group that one cannot hold.
-    pub fn rules(&self) -> Result<PlannedRules, PlanError> {
+    pub fn rules(&self) -> Result<(PlannedRules, Vec<ExpertCachePlan>), PlanError> {
         let [host, device] = devices_of(self.devices)?;
         let groups = self.groups(device)?;
+        let bytes = self.limits(device).bytes.unwrap_or(u64::MAX);
+        let (least_rows, kept_by) = (0, KeptBy::default());
+        let cache = ExpertCachePlan { device: device.name.clone(), bytes, least_rows, kept_by };
+        let comes = self.policy == ExpertPolicy::Cache && !groups.is_empty();
         let mut prefill = self.around(host, device);
         let mut whole = prefill.clone();
         for (layer, moe) in self.layers() {
@@ -84,7 +71,8 @@ impl ExpertRules<'_> {
         let lengths = Some(lengths).filter(|l| is_bursty && l.up_to > 0);
         // A single row chooses few experts, which are not worth a launch.
         let decode = vec![rule(None, None, host)];
-        Ok(PlannedRules { prefill, lengths: lengths.into_iter().collect(), decode })
+        let rules = PlannedRules { prefill, lengths: lengths.into_iter().collect(), decode };
+        Ok((rules, comes.then_some(cache).into_iter().collect()))
     }
 
     /// The rules of all segments but experts.
@@ -200,13 +188,23 @@ impl ExpertRules<'_> {
         }
     }
 
+    /// Bytes of attention's products on a device, at as many bytes each as those of experts.
+    fn attention_bytes(&self, device: &PlanDevice) -> u64 {
+        let Some((_, moe)) = self.layers().next() else { return 0 };
+        let of = |a: &Attn| 2 * a.heads * a.k_dim.max(a.v_dim) + a.kv_heads * (a.k_dim + a.v_dim);
+        let columns: usize = self.spec.layers.iter().filter_map(|l| l.attention()).map(of).sum();
+        let experts = (3 * moe.inter).max(1) as u64;
+        self.expert_bytes(moe, device).saturating_mul(columns as u64).div_ceil(experts)
+    }
+
     /// What a device has left for groups.
     fn limits(&self, device: &PlanDevice) -> GroupLimits {
         // With attention, each layer has two or three graphs of its own there.
         let others = if self.settings.attention { 3 * self.spec.layers.len() } else { 0 };
         let graphs = device.caps.max_graphs.map(|most| most.saturating_sub(others));
-        let bytes =
-            [self.settings.bytes, device.caps.max_resident_bytes].into_iter().flatten().min();
+        let attention = if self.settings.attention { self.attention_bytes(device) } else { 0 };
+        let left = device.caps.max_resident_bytes.map(|most| most.saturating_sub(attention));
+        let bytes = [self.settings.bytes, left].into_iter().flatten().min();
         GroupLimits { graph_bytes: device.caps.max_graph_bytes, graphs, bytes }
     }
 }

@@ -9,8 +9,8 @@ use crate::check::{MAX_CONTEXT, MAX_IN_FLIGHT};
 use crate::device::PlanDevice;
 use crate::elsewhere::Elsewhere;
 use crate::error::PlanError;
-use crate::expert_groups::{ExpertPolicy, ExpertSettings};
-use crate::expert_rules::{ExpertRules, expert_cache};
+use crate::expert_groups::ExpertSettings;
+use crate::expert_rules::ExpertRules;
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::plan::{Decode, Phase, Plan, PlannedRules, Policy, Prefill, Rule, SyncMode};
 use crate::rows::head_apart;
@@ -135,7 +135,7 @@ pub fn make(
     request.strategy.check_names(devices)?;
     let chunk = chunk_of(spec, request);
     let placed = |phase| request.strategy.rules(spec, devices, phase, chunk);
-    let rules = match request.strategy {
+    let (rules, expert_caches) = match request.strategy {
         Strategy::Experts(policy) => {
             let halves = request.halves();
             let settings = &request.experts;
@@ -144,16 +144,13 @@ pub fn make(
             let of = ExpertRules { spec, devices, policy, settings, rows: chunk, gathered, halves };
             of.rules()?
         }
-        _ => PlannedRules {
-            prefill: placed(Phase::Prefill),
-            lengths: Vec::new(),
-            decode: placed(Phase::Decode),
-        },
+        _ => {
+            let (prefill, decode) = (placed(Phase::Prefill), placed(Phase::Decode));
+            (PlannedRules { prefill, lengths: Vec::new(), decode }, Vec::new())
+        }
     };
     let mut plan = assemble(spec, devices, request, request.strategy.to_string(), rules);
-    if let Strategy::Experts(ExpertPolicy::Cache) = request.strategy {
-        plan.expert_caches = expert_cache(&plan, devices, &request.experts);
-    }
+    plan.expert_caches = expert_caches;
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     plan.check(spec, &names)?;
     Ok(plan)

@@ -344,9 +344,9 @@ impl Device for VirtualDevice {
     fn loader(
         &self,
         number: usize,
-        clock: Arc<dyn Clock>,
-        done: SyncSender<Completion>,
-    ) -> Result<Box<dyn Queue>, DeviceError> {
+        clock: &Arc<dyn Clock>,
+        done: &SyncSender<Completion>,
+    ) -> Result<Option<Box<dyn Queue>>, DeviceError> {
         let soc = self.board.soc();
         let processor = loading(&self.limits.processor);
         let rates = Rates::new(soc, &processor);
@@ -354,7 +354,8 @@ impl Device for VirtualDevice {
         let cpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Cpu);
         let (device, space) = (loader_name(&self.limits.device), SpaceId::HOST);
         let limits = Arc::new(Limits { device, processor, space });
-        self.open((limits, rates, cpu.unwrap_or(self.place)), number, clock, done)
+        let of = (limits, rates, cpu.unwrap_or(self.place));
+        self.open(of, number, clock.clone(), done.clone()).map(Some)
     }
 
     fn queue(

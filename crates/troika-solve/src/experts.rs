@@ -37,6 +37,8 @@ struct Way {
     settings: ExpertSettings,
     keep: Keep,
     policy: ExpertPolicy,
+    /// The fewest rows that an expert is loaded for, if they come and go.
+    least_rows: usize,
 }
 
 /// Which groups are on the device.
@@ -143,8 +145,8 @@ impl Search<'_> {
                 let settings = ExpertSettings { dispatch, ..settings.clone() };
                 for keep in [Keep::ForOneChunk, Keep::ForSeveral, Keep::All] {
                     let settings = settings.clone();
-                    let (devices, policy) = ([host, other], ExpertPolicy::All);
-                    all.push(Way { devices, chunk, in_flight, settings, keep, policy });
+                    let (devices, policy, least_rows) = ([host, other], ExpertPolicy::All, 0);
+                    all.push(Way { devices, chunk, in_flight, settings, keep, policy, least_rows });
                 }
             }
         }
@@ -186,11 +188,11 @@ impl Search<'_> {
                 continue;
             }
             for least_rows in least {
-                let (policy, least_rows) = (ExpertPolicy::Cache, *least_rows);
-                let settings =
-                    ExpertSettings { group: Some(1), dispatch, least_rows, ..way.settings.clone() };
+                let settings = ExpertSettings { group: Some(1), dispatch, ..way.settings.clone() };
                 for keep in [Keep::ForOneChunk, Keep::ForSeveral] {
-                    ways.push(Way { settings: settings.clone(), keep, policy, ..way.clone() });
+                    let (policy, least_rows) = (ExpertPolicy::Cache, *least_rows);
+                    let settings = settings.clone();
+                    ways.push(Way { settings, keep, policy, least_rows, ..way.clone() });
                 }
             }
         }
@@ -203,8 +205,11 @@ impl Search<'_> {
         [way.settings.bytes, caps.max_resident_bytes].into_iter().flatten().min()
     }
 
-    fn layers_with_experts(&self) -> u64 {
-        self.request.spec.layers.iter().filter(|l| l.moe().is_some()).count().max(1) as u64
+    /// Bytes of a layer that stay on a device where experts come and go.
+    fn staying(&self, way: &Way) -> Option<u64> {
+        let held = self.held_there(way).filter(|_| way.policy == ExpertPolicy::Cache)?;
+        let layers = self.request.spec.layers.iter().filter(|l| l.moe().is_some()).count();
+        Some(held / layers.max(1) as u64)
     }
 
     /// Experts of all layers.
@@ -241,6 +246,7 @@ impl Search<'_> {
             let kept = layer.kept(way.keep, others / layers.len() as f64);
             keep(&mut plan.prefill.rules[layer.rule], kept);
         }
+        plan.expert_caches.iter_mut().for_each(|cache| cache.least_rows = way.least_rows);
         let used = plan.clone();
         plan.devices.retain(|d| used.all_rules().any(|r| r.devices().any(|name| name == d)));
         if !shares_experts(&plan) {
@@ -360,13 +366,7 @@ impl Search<'_> {
         };
         let pairs = way.chunk * experts.top_k * window;
         let (mut device_ns, mut load_ns, mut bytes) = (0.0, 0.0, 0);
-        // Bytes of a layer that stay on a device where experts come and go.
-        let stay = match way.policy {
-            ExpertPolicy::Cache => {
-                self.held_there(way).map(|held| held / self.layers_with_experts())
-            }
-            _ => None,
-        };
+        let stay = self.staying(way);
         let mut prices = Vec::new();
         for (piece, load) in groups.iter().zip(group_loads(experts, pairs)) {
             let rows = piece.graph.max_rows();

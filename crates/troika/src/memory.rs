@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use troika_device::{Clock, ExpertForecast, size, size_needed};
 use troika_model::spec::ModelSpec;
-use troika_plan::{Prediction, RoutingPredictor};
+use troika_plan::Prediction;
 use troika_trace::{Span, Tracer};
 use troika_weights::WeightStore;
 
@@ -80,24 +80,15 @@ pub(crate) fn read_ahead(
 }
 
 /// What names experts that will be chosen.
-pub(crate) fn forecast(options: &OpenOptions) -> Option<Arc<dyn ExpertForecast>> {
-    let (predictor, memory) = (options.predictor.as_ref()?.predictor.clone(), Mutex::default());
-    Some(Arc::new(Forecast { predictor, memory }))
-}
-
-/// A predictor with the memory that its predictions share.
-struct Forecast {
-    predictor: Arc<RoutingPredictor>,
-    memory: Mutex<Prediction>,
-}
-
-impl ExpertForecast for Forecast {
-    fn after(&self, layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
-        let Some(next) = self.predictor.after(layer) else { return };
+pub(crate) fn forecast(options: &OpenOptions) -> Option<Arc<ExpertForecast>> {
+    let predictor = options.predictor.as_ref()?.predictor.clone();
+    let memory: Mutex<Prediction> = Mutex::default();
+    Some(Arc::new(move |layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])| {
+        let Some(next) = predictor.after(layer) else { return };
         let count = (next.top_k as f64 * AHEAD).ceil() as usize;
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        expect(next.layer, self.predictor.predict(next.layer, row, count, &mut memory));
-    }
+        let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+        expect(next.layer, predictor.predict(next.layer, row, count, &mut memory));
+    }))
 }
 
 /// Records waits for experts that are read. They take real time: modelled time has no disk.

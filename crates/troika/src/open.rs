@@ -178,8 +178,7 @@ impl Model {
         let Planned { plan, changes, refusals, kv_bytes, model, .. } = planned;
         let BoundModel { spec, store, .. } = model;
         let warnings = &mut text.warnings;
-        warnings.extend(changes);
-        warnings.extend(silent.iter().map(|name| computes_nothing(name)));
+        warnings.extend(changes.into_iter().chain(silent.as_deref().map(computes_nothing)));
         warnings.extend(denser(&name, spec.context, plan.context));
         let unkept = store.finish_packed();
         store.open_experts(&unkept)?;
@@ -189,14 +188,12 @@ impl Model {
         }
         warnings.extend(non_finite(&store.non_finite()));
         let (store, context, plan) = (Arc::new(store), plan.context, CurrentPlan::new(plan));
-        let lasting: LastingWeights = store.clone();
-        engine.load_experts(&lasting, forecast(options).as_ref());
+        engine.load_experts(&(store.clone() as LastingWeights), forecast(options).as_ref());
         if options.fallback && !modelled {
             let sharing = Sharing { kv_bytes, ..options.sharing };
             let options = OpenOptions { sharing, ..options.clone() };
-            let (spec, store) = (spec.clone(), store.clone());
-            let instead =
-                CpuInstead { spec, store, options, clock: clock.clone(), plan: plan.clone() };
+            let (spec, store, clock) = (spec.clone(), store.clone(), clock.clone());
+            let instead = CpuInstead { spec, store, options, clock, plan: plan.clone() };
             engine.on_loss(Box::new(move |loss| instead.engine(loss)));
         }
         let opened = Opened {

@@ -99,12 +99,8 @@ fn experts_that_come_and_go_give_the_same_bits() {
 }
 
 /// Names the first two experts of the next layer.
-struct NextLayer;
-
-impl ExpertForecast for NextLayer {
-    fn after(&self, layer: usize, _: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
-        expect(layer + 1, &[0, 1]);
-    }
+fn next_layer(layer: usize, _: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
+    expect(layer + 1, &[0, 1]);
 }
 
 /// Single tokens choose experts that come and go, too, and a forecast loads some before.
@@ -120,7 +116,7 @@ fn decoding_loads_what_a_forecast_names() {
     let mut plan = cached(d, &one, (Dispatch::PerChunk, 1, 1), of(9));
     plan.decode.rules.clone_from(&plan.prefill.rules);
     let mut e = engine(d, &devices, plan).unwrap();
-    e.load_experts(&source, Some(&(Arc::new(NextLayer) as Arc<dyn ExpertForecast>)));
+    e.load_experts(&source, Some(&(Arc::new(next_layer) as Arc<ExpertForecast>)));
     assert!(logits(&mut e, &ids) == expected);
     let ExpertStats { expected, expected_used, .. } = stats(&e);
     assert!(expected > 0 && expected_used > 0 && expected_used <= expected);

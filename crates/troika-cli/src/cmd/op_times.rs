@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use troika::device::DeviceKind;
 use troika::model::lower::Lowered;
 use troika::plan::Plan;
 use troika::trace::{Arg, Span};
@@ -47,7 +46,7 @@ impl OpTimes {
         plan: &Plan,
         lowered: &Lowered,
         is_profiled: bool,
-        kind: impl Fn(&str) -> Option<DeviceKind>,
+        is_profiler: impl Fn(&str) -> bool,
     ) -> String {
         let mut text = String::from(
             "\ntimes of a trial run of each compiled graph\n\n\
@@ -55,11 +54,11 @@ impl OpTimes {
              | --- | --- | ---: | ---: | --- |\n",
         );
         let has = |device: &str| self.0.keys().any(|(_, on)| on == device);
-        let why = |device: &str| match kind(device) {
-            Some(DeviceKind::Npu) if !is_profiled => "--npu-profiling detailed measures it",
-            Some(DeviceKind::Npu) if has(device) => "its compiler has no node of it",
-            Some(DeviceKind::Npu) => "its profiler tells no nodes apart",
-            _ => "no profiler tells its ops apart",
+        let why = |device: &str| match (is_profiler(device), has(device)) {
+            (true, _) if !is_profiled => "--npu-profiling detailed measures it",
+            (true, true) => "its compiler has no node of it",
+            (true, false) => "its profiler tells no nodes apart",
+            (false, _) => "no profiler tells its ops apart",
         };
         let mut all = placed(plan, lowered);
         all.extend(self.0.keys().cloned());

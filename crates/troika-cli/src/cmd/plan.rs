@@ -50,8 +50,10 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
                 delegated.push_str("\ncompiled: the devices took what the plan gives them\n");
                 let (times, lowered) = (OpTimes::of(&tracer.spans()), planned.model.lowered(plan)?);
                 let devices = &planned.model.devices;
-                let kind = |name: &str| devices.iter().find(|d| d.name() == name).map(|d| d.kind());
-                delegated.push_str(&times.table(plan, &lowered, is_profiled, kind));
+                let is_compiled = |name: &str| {
+                    devices.iter().any(|d| d.name() == name && d.caps().code_weights.is_some())
+                };
+                delegated.push_str(&times.table(plan, &lowered, is_profiled, is_compiled));
             }
             let held = held(&planned.held()?);
             let copied = copied(&planned.copies()?);

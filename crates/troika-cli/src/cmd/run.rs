@@ -15,8 +15,6 @@ use crate::interrupt::Interrupt;
 use crate::prompt::{system, tokenize};
 use crate::{chat, expert_groups, file, memory, output, parallel, resolve, stats};
 
-use super::bench::LOOK;
-
 /// Generates text for one prompt, or opens a chat.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     file::check("trace", args.trace.as_deref())?;
@@ -167,7 +165,7 @@ fn once(
 ) -> Result<Output, CliError> {
     let metered = tracer.enabled() && !model.is_modelled();
     let meter = metered.then(|| EnergyMeter::find(Path::new("/sys"))).and_then(Result::ok);
-    let start = || cpu.start(model, meter.as_ref().and_then(|meter| meter.start(LOOK)));
+    let start = || cpu.start(model, meter.as_ref().and_then(|meter| meter.start(stats::LOOK)));
     let (mut running, mut prompt) = (start(), None);
     let mut first = || prompt = Some(std::mem::replace(&mut running, start()).stop(ids.len()));
     let out = generate(model, &mut model.session()?, args, ids, interrupt, &mut first)?;

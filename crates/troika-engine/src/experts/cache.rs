@@ -39,7 +39,7 @@ pub(crate) struct DeviceExperts {
     held: Vec<Mutex<Held>>,
     marks: Buffer,
     source: Mutex<Option<LastingWeights>>,
-    forecast: Mutex<Option<Arc<dyn ExpertForecast>>>,
+    forecast: Mutex<Option<Arc<ExpertForecast>>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -83,12 +83,12 @@ impl DeviceExperts {
     }
 
     /// Says what names experts that will be chosen.
-    pub fn set_forecast(&self, forecast: &Arc<dyn ExpertForecast>) {
+    pub fn set_forecast(&self, forecast: &Arc<ExpertForecast>) {
         *locked(&self.forecast) = Some(forecast.clone());
     }
 
     /// What names experts that will be chosen.
-    pub fn forecast(&self) -> Option<Arc<dyn ExpertForecast>> {
+    pub fn forecast(&self) -> Option<Arc<ExpertForecast>> {
         locked(&self.forecast).clone()
     }
 

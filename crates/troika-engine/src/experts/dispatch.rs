@@ -34,8 +34,11 @@ pub(crate) struct Dispatcher {
     pub lane: Arc<str>,
 }
 
+/// What becomes known by tasks, by their number.
+pub(crate) type Dispatchers = HashMap<u32, Arc<Dispatcher>>;
+
 /// The growth of a graph in which some tasks dispatch experts.
-pub(crate) fn growth(dispatchers: HashMap<u32, Arc<Dispatcher>>) -> Growth {
+pub(crate) fn growth(dispatchers: Dispatchers) -> Growth {
     Arc::new(move |task, result| match dispatchers.get(&task) {
         Some(dispatcher) => dispatcher.tasks(result.is_some()),
         None => Ok(Arc::default()),

@@ -9,7 +9,7 @@ mod stats;
 
 pub use cache::LastingWeights;
 pub(crate) use cache::{CachedGraph, DeviceExperts, try_each};
-pub(crate) use dispatch::{Dispatcher, growth};
+pub(crate) use dispatch::{Dispatcher, Dispatchers, growth};
 pub(crate) use packed::PackedBuffers;
 pub(crate) use route::{OfChunk, Routing, host_task};
 pub use stats::GroupStats;

@@ -60,7 +60,7 @@ pub(crate) struct OfChunk {
     pub stats: SharedStats,
     pub clock: Arc<dyn Clock>,
     /// Names the experts that later layers will probably choose.
-    pub forecast: Option<Arc<dyn ExpertForecast>>,
+    pub forecast: Option<Arc<ExpertForecast>>,
 }
 
 /// The task of a step, on views as its name lists them.
@@ -129,7 +129,7 @@ impl OfChunk {
         if let (Some(forecast), 1) = (&self.forecast, self.rows) {
             let row = rows.row::<f32>(0).ok_or("there is no such row")?;
             routing.named.clear();
-            forecast.after(self.layer, row, &mut |layer, experts| {
+            forecast(self.layer, row, &mut |layer, experts| {
                 routing.named.extend(experts.iter().map(|e| (layer, usize::from(*e))));
             });
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use troika_device::{
     Clock, CommandList, Completion, Device, DeviceError, LOADER_DEPTH, Point, Queue, Signal,
-    Submission, Timelines, Wait, Waiting, loader_name,
+    Submission, Timelines, Wait, Waiting, loader, loader_name,
 };
 use troika_plan::Policy;
 use troika_program::schedule::{DeviceOrder, Failure, JobList, Queues, TaskList, lists_in_flight};
@@ -82,7 +82,11 @@ impl Lanes {
             })
             .collect::<Result<Vec<Lane>, DeviceError>>()?;
         for device in loaders.iter().map(|of| &devices[*of]) {
-            let queue = device.loader(all.len(), clock.clone(), sender.clone())?;
+            let number = all.len();
+            let queue = match device.loader(number, clock, &sender)? {
+                Some(queue) => queue,
+                None => loader(device.name(), number, clock.clone(), sender.clone())?,
+            };
             let name = loader_name(device.name()).into();
             all.push(Lane { name, queue, host: true, spare: Vec::new() });
         }

@@ -2,7 +2,7 @@
 
 use super::capacity::Tiers;
 use super::grouping::WorthALaunch;
-use crate::experts::{Dispatch, KeptBy, Overflow};
+use crate::experts::{Dispatch, Overflow};
 use crate::routing::ExpertUse;
 
 troika_model::named! {
@@ -37,10 +37,6 @@ pub struct ExpertSettings {
     pub dispatch: Dispatch,
     /// The most bytes of weights in groups at once; `None`: what the device holds.
     pub bytes: Option<u64>,
-    /// Where groups come and go: the fewest rows that one is loaded for.
-    pub least_rows: usize,
-    /// Where groups come and go: which of them stay.
-    pub kept_by: KeptBy,
     /// How often experts were chosen, by a calibration; layers without it are taken as balanced.
     pub used: Vec<ExpertUse>,
     /// Bytes of an expert's weights as they are stored, the most of any layer; `None`: as floats.

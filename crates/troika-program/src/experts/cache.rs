@@ -10,9 +10,12 @@ use troika_device::{
 };
 use troika_plan::{ExpertCachePlan, KeptBy};
 
-use super::{DividedExperts, graph_bytes};
+use super::divided::{DividedExperts, graph_bytes};
 use crate::error::ProgramError;
 use crate::graphs::GraphList;
+
+/// Groups by layer and expert.
+type ByExpert = HashMap<(usize, usize), Vec<u32>>;
 
 /// The groups of a device of which some are loaded at a time.
 #[derive(Clone, Debug)]
@@ -32,8 +35,7 @@ pub struct ExpertCache {
     kept_by: KeptBy,
     /// Layers, each with its first group.
     layers: Vec<(usize, usize)>,
-    /// Groups by layer and expert.
-    by_expert: HashMap<(usize, usize), Vec<u32>>,
+    by_expert: ByExpert,
     /// How often each group is expected to be chosen, in millionths.
     expected: Vec<u32>,
 }
@@ -43,15 +45,6 @@ const PASSING: usize = 4;
 
 /// Chunks whose runs perhaps still use their slots.
 const RECENT: u64 = 2;
-
-/// A group in a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CachedGroup {
-    /// Index of the cache.
-    pub cache: usize,
-    /// Its number there.
-    pub group: u32,
-}
 
 impl ExpertCache {
     /// The cache of a device. Groups that are divided by columns are no part of it.
@@ -127,11 +120,8 @@ impl ExpertCache {
 }
 
 /// Groups by layer and expert, and how often each is expected to be chosen.
-fn of_experts(
-    experts: &[Arc<DividedExperts>],
-    graphs: &[usize],
-) -> (HashMap<(usize, usize), Vec<u32>>, Vec<u32>) {
-    let mut by_expert: HashMap<(usize, usize), Vec<u32>> = HashMap::new();
+fn of_experts(experts: &[Arc<DividedExperts>], graphs: &[usize]) -> (ByExpert, Vec<u32>) {
+    let mut by_expert: ByExpert = HashMap::new();
     let mut expected = vec![0; graphs.len()];
     for of in experts {
         for (shape, graph) in of.split.groups.iter().zip(&of.groups) {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::cache::{GroupAt, Placed};
-use super::memory::ExpertBuffer;
+use super::divided::DividedExperts;
+use super::memory::{CachedGroup, ExpertBuffer};
 use super::rows::{ExpertRows, LayerCounts, PackedRun};
 use super::steps::{PackedSize, PackedStep};
-use super::{CachedGroup, DividedExperts};
 use crate::buffer_view::BufferView;
 
 /// A group of a cache in a slot.

@@ -65,3 +65,12 @@ pub struct PackedCols {
     /// The columns.
     pub cols: Range<usize>,
 }
+
+/// A group in a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CachedGroup {
+    /// Index of the cache.
+    pub cache: usize,
+    /// Its number there.
+    pub group: u32,
+}

@@ -95,7 +95,7 @@ pub(crate) struct ExpertCache {
     clock: RealClock,
     budget: u64,
     ring: bool,
-    forecast: OnceLock<Arc<dyn ExpertForecast>>,
+    forecast: OnceLock<Arc<ExpertForecast>>,
     on_wait: OnceLock<OnWait>,
 }
 
@@ -130,7 +130,7 @@ impl ExpertCache {
     }
 
     /// Sets what says which experts are read ahead while decoding.
-    pub fn set_forecast(&self, forecast: Arc<dyn ExpertForecast>) {
+    pub fn set_forecast(&self, forecast: Arc<ExpertForecast>) {
         let _ = self.forecast.set(forecast);
     }
 
@@ -452,7 +452,7 @@ impl ExpertsOnDisk for LayerExperts {
             state.to_prefetch.extend(next.choices.popular().iter().map(|e| next.first + e));
         } else if let Some((row, forecast)) = row.zip(self.cache.forecast.get()) {
             let layer = state.layers[self.layer].number;
-            forecast.after(layer, row, &mut |layer, experts| state.expect(layer, experts));
+            forecast(layer, row, &mut |layer, experts| state.expect(layer, experts));
         }
         let _ = state.prefetch(self.cache.budget);
         let _ = state.submit();

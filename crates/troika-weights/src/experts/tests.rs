@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use troika_device::{Eviction, ExpertForecast, ExpertPart, ExpertsOnDisk};
+use troika_device::{Eviction, ExpertPart, ExpertsOnDisk};
 
 use super::cache::ExpertCache;
 
@@ -131,7 +131,7 @@ fn experts_come_with_their_bytes_whatever_fits() {
 #[test]
 fn what_is_expected_is_there_and_costs_no_more_than_its_share() {
     let case = Case::new(18 * ROOM, true);
-    case.cache.set_forecast(Arc::new(NextLayer));
+    case.cache.set_forecast(Arc::new(next_layer));
     // Two of eighteen are an eighth and less.
     case.run_of(0, &[0], Some(&[4.0, 2.0, 77.0]));
     case.run(1, &[2, 4, 5]);
@@ -139,7 +139,7 @@ fn what_is_expected_is_there_and_costs_no_more_than_its_share() {
     assert_eq!((stats.expected, stats.expected_used), (2, 2), "{stats:?}");
     assert!(stats.hits + stats.coming >= 2);
     let small = Case::new(2 * ROOM, true);
-    small.cache.set_forecast(Arc::new(NextLayer));
+    small.cache.set_forecast(Arc::new(next_layer));
     small.run_of(0, &[3], Some(&[0.0, 1.0, 2.0]));
     assert_eq!(small.cache.stats().expected, 0);
 }
@@ -162,13 +162,9 @@ fn a_layer_that_two_devices_ask_for_is_there_once() {
 }
 
 /// A forecast whose numbers are the experts of the next layer.
-struct NextLayer;
-
-impl ExpertForecast for NextLayer {
-    fn after(&self, layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
-        let experts: Vec<u16> = row.iter().map(|x| *x as u16).collect();
-        expect(layer + 1, &experts);
-    }
+fn next_layer(layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
+    let experts: Vec<u16> = row.iter().map(|x| *x as u16).collect();
+    expect(layer + 1, &experts);
 }
 
 #[test]
@@ -271,7 +267,7 @@ proptest! {
         ring in any::<bool>(),
     ) {
         let case = Case::new(room * ROOM, ring);
-        case.cache.set_forecast(Arc::new(NextLayer));
+        case.cache.set_forecast(Arc::new(next_layer));
         for (layer, experts, ahead) in runs {
             let experts: Vec<u32> = experts.into_iter().collect();
             let row: Vec<f32> = experts.iter().map(|e| *e as f32).collect();

@@ -260,7 +260,7 @@ impl WeightStore {
     }
 
     /// Sets what says which experts are read ahead while decoding, where not all are in memory.
-    pub fn set_forecast(&self, forecast: Arc<dyn ExpertForecast>) {
+    pub fn set_forecast(&self, forecast: Arc<ExpertForecast>) {
         self.experts.iter().for_each(|experts| experts.set_forecast(forecast.clone()));
     }
 

@@ -29,7 +29,6 @@ use crate::{expert_groups, output, resolve};
 
 use super::run::warn_of;
 use print::BenchRows;
-pub(super) use print::LOOK;
 use row::{Facts, Row, Test};
 
 /// Runs all tests and prints the table.
@@ -279,7 +278,7 @@ impl Measured<'_> {
             self.experts = model.expert_stats();
             self.device_experts = model.device_experts()?;
         }
-        let metering = self.meter.filter(|_| counts).and_then(|m| m.start(LOOK));
+        let metering = self.meter.filter(|_| counts).and_then(|m| m.start(crate::stats::LOOK));
         let measuring = self.cpu.start(model, metering);
         let start = model.clock().now();
         run()?;

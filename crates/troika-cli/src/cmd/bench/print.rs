@@ -1,6 +1,6 @@
 //! Formats of the table.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 use troika::Limits;
@@ -9,9 +9,6 @@ use super::row::{Facts, Row, mean_sd, value_types};
 use crate::error::CliError;
 use crate::flags::TableFlag;
 use crate::{output, stats};
-
-/// The sampling interval of the energy meter.
-pub const LOOK: Duration = Duration::from_millis(100);
 
 /// An object in a form for machines.
 fn record(object: &Value, form: TableFlag, first: bool) -> String {
@@ -172,7 +169,9 @@ fn limits_line(facts: &Facts, limits: &Limits) -> String {
 /// Where joules are from, or why there are none.
 fn energy_line(facts: &Facts) -> String {
     match &facts.energy {
-        Some(Ok(source)) => format!("Energy: {source}, read every {} ms\n", LOOK.as_millis()),
+        Some(Ok(source)) => {
+            format!("Energy: {source}, read every {} ms\n", stats::LOOK.as_millis())
+        }
         Some(Err(why)) => format!("Energy cannot be read: {why}\n"),
         None => String::new(),
     }
