@@ -16,16 +16,13 @@ pub type HostData = Box<dyn Any + Send>;
 type HostFn =
     dyn Fn(&[ReadRows<'_>], &mut [WriteRows<'_>]) -> Result<Option<HostData>, String> + Send + Sync;
 
-/// Says how many bytes a function moves.
-type MovedFn = dyn Fn() -> u64 + Send + Sync;
-
 /// A small function, such as routing or gathering, on host memory.
 pub struct HostTask {
     name: Arc<str>,
     reads: Vec<View>,
     writes: Vec<View>,
     parts: Vec<View>,
-    moved: Option<Box<MovedFn>>,
+    moved: Option<u64>,
     function: Box<HostFn>,
     result: Mutex<Option<HostData>>,
 }
@@ -65,12 +62,7 @@ impl HostTask {
 
     /// The same, where it reads and writes `bytes` bytes instead of all bytes of its views.
     pub fn moving(self, bytes: u64) -> HostTask {
-        self.moving_then(move || bytes)
-    }
-
-    /// The same, where how many bytes is known when it begins.
-    pub fn moving_then(self, bytes: impl Fn() -> u64 + Send + Sync + 'static) -> HostTask {
-        HostTask { moved: Some(Box::new(bytes)), ..self }
+        HostTask { moved: Some(bytes), ..self }
     }
 
     /// Its name, for errors.
@@ -100,8 +92,7 @@ impl HostTask {
             (rect.rows() as u64).saturating_mul(rect.row_bytes() as u64)
         };
         let all = || self.reads.iter().chain(&self.writes).map(of);
-        let all = || all().fold(0, u64::saturating_add);
-        self.moved.as_ref().map_or_else(all, |moved| moved())
+        self.moved.unwrap_or_else(|| all().fold(0, u64::saturating_add))
     }
 
     /// Claims the views that it reads and writes, and runs the function on the calling thread. For

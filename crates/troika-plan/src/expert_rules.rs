@@ -188,13 +188,16 @@ impl ExpertRules<'_> {
         }
     }
 
-    /// Bytes of attention's products on a device, at as many bytes each as those of experts.
+    /// Bytes of attention on a device: products have as many each as those of experts.
     fn attention_bytes(&self, device: &PlanDevice) -> u64 {
         let Some((_, moe)) = self.layers().next() else { return 0 };
         let of = |a: &Attn| 2 * a.heads * a.k_dim.max(a.v_dim) + a.kv_heads * (a.k_dim + a.v_dim);
-        let columns: usize = self.spec.layers.iter().filter_map(|l| l.attention()).map(of).sum();
+        let all = || self.spec.layers.iter().filter_map(|l| l.attention());
+        let columns: usize = all().map(of).sum();
+        let norms: usize = all().map(|a| 4 * (self.spec.hidden + 2 * a.k_dim)).sum();
         let experts = (3 * moe.inter).max(1) as u64;
-        self.expert_bytes(moe, device).saturating_mul(columns as u64).div_ceil(experts)
+        let products = self.expert_bytes(moe, device).saturating_mul(columns as u64);
+        products.div_ceil(experts) + norms as u64
     }
 
     /// What a device has left for groups.

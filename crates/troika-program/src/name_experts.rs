@@ -40,12 +40,17 @@ impl ChunkTasks<'_> {
                 parts.push(part);
             }
         }
+        let caches = self.program.experts[of.number].caches();
+        let in_order = caches.filter(|cache| self.program.caches[*cache].in_order);
+        let mark =
+            |cache| self.packed(PackedSet::Window(0), SpaceId::HOST, ExpertBuffer::Cache(cache));
+        let marks = in_order.map(mark).collect();
         let host = |step, reads, writes, parts| {
             let experts = of.number;
             NamedHost { step, experts, set, place, reads, writes, parts }
         };
         let route = host(ExpertStep::Route, reads, vec![order, routed.clone()], vec![input, ids]);
-        let dispatch = host(ExpertStep::Dispatch, vec![routed, ones], Vec::new(), parts);
+        let dispatch = host(ExpertStep::Dispatch, vec![routed, ones], marks, parts);
         for task in [route, dispatch] {
             self.push_host(of, device, rows, task);
         }
@@ -115,7 +120,7 @@ impl ChunkTasks<'_> {
     fn packed(&self, set: PackedSet, space: SpaceId, buffer: ExpertBuffer) -> NamedView {
         let size = &self.program.packed;
         let rows = match (buffer, set) {
-            (ExpertBuffer::Order | ExpertBuffer::Routed, _) => 1,
+            (ExpertBuffer::Order | ExpertBuffer::Routed | ExpertBuffer::Cache(_), _) => 1,
             (_, PackedSet::Chunk(_)) => size.of_chunk,
             (_, PackedSet::Window(_)) => size.of_window,
         };

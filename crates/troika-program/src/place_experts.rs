@@ -272,7 +272,8 @@ impl Program {
             let device = self.devices.iter().position(|d| d.name == cache.device);
             let device = device.ok_or_else(|| ProgramError::Unplaced(cache.device.clone()))?;
             let caps = &self.devices[device].caps;
-            let made = ExpertCache::new((cache, device), caps, &self.experts, &self.graphs)?;
+            let of = (cache, device, plan.prefill.chunks_in_flight);
+            let made = ExpertCache::new(of, caps, &self.experts, &self.graphs)?;
             // All of them fit: nothing comes or goes.
             if made.slots >= made.graphs.len() {
                 continue;

@@ -183,17 +183,24 @@ impl Search<'_> {
         let same = host.caps.numerics == other.caps.numerics;
         let least: &[usize] = if same { &LEAST_ROWS } else { &LEAST_ROWS[..1] };
         let mut ways = Vec::new();
-        for dispatch in Dispatch::ALL {
+        for (dispatch, attention) in Dispatch::ALL.into_iter().flat_map(|d| [(d, false), (d, true)])
+        {
             if dispatch == Dispatch::LayerMajor && self.request.prompt <= way.chunk {
                 continue;
             }
-            for least_rows in least {
-                let settings = ExpertSettings { group: Some(1), dispatch, ..way.settings.clone() };
-                for keep in [Keep::ForOneChunk, Keep::ForSeveral] {
-                    let (policy, least_rows) = (ExpertPolicy::Cache, *least_rows);
-                    let settings = settings.clone();
-                    ways.push(Way { settings, keep, policy, least_rows, ..way.clone() });
-                }
+            let in_flight = match dispatch {
+                Dispatch::PerChunk => way.in_flight,
+                Dispatch::LayerMajor => self.request.prompt.div_ceil(way.chunk).min(MOST_GATHERED),
+            };
+            let in_flight = self.request.base.chunks_in_flight.unwrap_or(in_flight).max(1);
+            let group = Some(1);
+            let settings = ExpertSettings { group, dispatch, attention, ..way.settings.clone() };
+            for (keep, least_rows) in [Keep::ForOneChunk, Keep::ForSeveral, Keep::All]
+                .into_iter()
+                .flat_map(|keep| least.iter().map(move |rows| (keep, *rows)))
+            {
+                let (settings, policy) = (settings.clone(), ExpertPolicy::Cache);
+                ways.push(Way { settings, keep, policy, least_rows, in_flight, ..way.clone() });
             }
         }
         ways

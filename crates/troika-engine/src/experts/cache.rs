@@ -92,6 +92,11 @@ impl DeviceExperts {
         locked(&self.forecast).clone()
     }
 
+    /// Bytes of a group.
+    pub fn bytes(&self, group: u32) -> u64 {
+        self.graphs[group as usize].bytes
+    }
+
     /// The name of a group's graph.
     pub fn name(&self, group: u32) -> &str {
         &self.graphs[group as usize].graph.name
@@ -120,12 +125,6 @@ impl DeviceExperts {
     /// The marks of all slots.
     pub fn marks(&self) -> View {
         View::whole(&self.marks)
-    }
-
-    /// Bytes that a group has to load into a slot.
-    pub fn missing(&self, group: u32, slot: usize) -> u64 {
-        let is_there = locked(&self.held[slot]).as_ref().is_some_and(|(held, _)| *held == group);
-        if is_there { 0 } else { self.graphs[group as usize].bytes }
     }
 
     /// The weights of a group in a slot, loaded if they are not there. What was there is given up

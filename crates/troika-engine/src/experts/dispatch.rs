@@ -171,7 +171,7 @@ impl Dispatcher {
         let SlotOf { cache, group, slot } = load.at;
         let (cache, marks) = (self.caches[cache].clone(), self.caches[cache].mark(slot)?);
         let is_expected = load.runs.is_empty();
-        let of = cache.clone();
+        let bytes = if load.awaited { 0 } else { cache.bytes(group) };
         let task =
             HostTask::new(&format!("load {}", cache.name(group)), (Vec::new(), vec![marks]), {
                 move |_, _| match is_expected && !cache.slots().serves(group, slot) {
@@ -183,7 +183,7 @@ impl Dispatcher {
                     }
                 }
             });
-        Ok(task?.with_parts(parts).moving_then(move || of.missing(group, slot)))
+        Ok(task?.with_parts(parts).moving(bytes))
     }
 
     fn view(&self, of: &PackedView) -> Result<View, EngineError> {

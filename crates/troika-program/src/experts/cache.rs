@@ -30,6 +30,8 @@ pub struct ExpertCache {
     pub budget: u64,
     /// How many are loaded at once.
     pub slots: usize,
+    /// Whether chunks have to wait for each other's runs: there is no room for what these still use.
+    pub in_order: bool,
     /// A group that is not there is loaded for this many rows or more.
     pub least_rows: usize,
     kept_by: KeptBy,
@@ -41,7 +43,7 @@ pub struct ExpertCache {
 }
 
 /// Places through which pass what has no room.
-const PASSING: usize = 4;
+const PASSING: usize = 2;
 
 /// Chunks whose runs perhaps still use their slots.
 const RECENT: u64 = 2;
@@ -52,7 +54,7 @@ impl ExpertCache {
     /// # Errors
     /// It has no room for one group.
     pub(crate) fn new(
-        (plan, device): (&ExpertCachePlan, usize),
+        (plan, device, in_flight): (&ExpertCachePlan, usize, usize),
         caps: &Caps,
         experts: &[Arc<DividedExperts>],
         list: &GraphList,
@@ -83,6 +85,10 @@ impl ExpertCache {
             let (device, holds) = (plan.device.clone(), plan.bytes);
             return Err(ProgramError::ExpertCache { device, needs: largest, holds });
         }
+        // What makes way for other chunks' groups stays until its last run.
+        let used = PASSING * in_flight.saturating_sub(1);
+        let in_order = slots < graphs.len() && slots <= 2 * used;
+        let slots = if in_order || slots >= graphs.len() { slots } else { slots - used };
         let (by_expert, expected) = of_experts(experts, &graphs);
         let (least_rows, kept_by) = (plan.least_rows, plan.kept_by);
         Ok(ExpertCache {
@@ -91,6 +97,7 @@ impl ExpertCache {
             bytes,
             budget: plan.bytes,
             slots,
+            in_order,
             least_rows,
             kept_by,
             layers,
@@ -430,6 +437,7 @@ mod tests {
             bytes: vec![10; layers * experts],
             budget: 10 * slots as u64,
             slots,
+            in_order: true,
             least_rows: 1,
             kept_by: KeptBy::Frequency,
             layers: (0..layers).map(|layer| (layer, layer * experts)).collect(),

@@ -55,6 +55,8 @@ pub enum ExpertBuffer {
     Order,
     /// Nothing: what was routed is dispatched by it.
     Routed,
+    /// Nothing: who shares a cache of experts, by its index, is dispatched in order by it.
+    Cache(usize),
 }
 
 /// Columns of packed rows.

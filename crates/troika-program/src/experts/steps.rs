@@ -62,7 +62,7 @@ impl PackedSize {
             ExpertBuffer::Inner => self.inner * 4,
             ExpertBuffer::Part(_) => self.cols.max(self.inner) * 4,
             ExpertBuffer::Ids | ExpertBuffer::Ones => 4,
-            ExpertBuffer::Order | ExpertBuffer::Routed => MARK,
+            ExpertBuffer::Order | ExpertBuffer::Routed | ExpertBuffer::Cache(_) => MARK,
         }
     }
 }
