@@ -79,11 +79,11 @@ troika_model::named! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum KeptBy {
-        /// Those that tokens choose most often; a use counts half after some time.
+        /// Those that were chosen last: the next chunk chooses them, too.
         #[default]
-        Frequency = "frequency",
-        /// Those that were chosen last.
         Lru = "lru",
+        /// Those that tokens choose most often; a use counts half after some time.
+        Frequency = "frequency",
     }
 }
 

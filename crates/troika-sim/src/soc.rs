@@ -223,19 +223,25 @@ impl Soc {
     /// Joules between two states of a machine of its processors; `None` if the file has no power
     /// figures.
     pub fn energy_j(&self, from: &Usage, to: &Usage) -> Option<f64> {
+        Some(self.energy_parts(from, to)?.into_iter().map(|(_, joules)| joules).sum())
+    }
+
+    /// The same by what uses it: each processor by its name, then what moves data, and the rest.
+    pub fn energy_parts(&self, from: &Usage, to: &Usage) -> Option<Vec<(String, f64)>> {
         let memory = self.memory_power;
         let powers: Option<Vec<Power>> = self.processors.iter().map(|p| p.power).collect();
         let powers = powers.filter(|_| memory.known)?;
         let seconds = |ns: u64| ns as f64 * 1e-9;
         let time = seconds(to.now_ns - from.now_ns);
-        let idle = powers.iter().fold(memory.rest_w, |sum, p| sum + p.idle_w);
         let work = powers.iter().enumerate().map(|(i, p)| {
             let busy = seconds(to.busy_ns[i] - from.busy_ns[i]);
             let stream = seconds(to.stream_ns[i] - from.stream_ns[i]);
-            (busy - stream) * (p.busy_w - p.idle_w) + stream * (p.stream_w - p.idle_w)
+            let work = (busy - stream) * (p.busy_w - p.idle_w) + stream * (p.stream_w - p.idle_w);
+            (self.processors[i].name.clone(), work + p.idle_w * time)
         });
         let bytes = (to.bytes - from.bytes) as f64 * memory.pj_per_byte * 1e-12;
-        Some(idle * time + work.sum::<f64>() + bytes)
+        let others = [("data moved".into(), bytes), ("the rest".into(), memory.rest_w * time)];
+        Some(work.chain(others).collect())
     }
 
     /// For how long its CPUs worked between two states, all together.

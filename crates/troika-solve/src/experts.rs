@@ -160,12 +160,11 @@ impl Search<'_> {
         let mut all = Vec::new();
         for tiers in [own.tiers.clone(), Tiers::by_load(), Tiers::Multiples(vec![1.0])] {
             let sizes = if own.group.is_some() { vec![own.group] } else { SIZES.to_vec() };
-            for group in sizes {
+            for (group, attention) in sizes.into_iter().flat_map(|s| [(s, false), (s, true)]) {
                 let tiers = tiers.clone();
-                all.push(with(ExpertSettings { tiers, group, ..own.clone() }));
+                all.push(with(ExpertSettings { tiers, group, attention, ..own.clone() }));
             }
         }
-        all.push(with(ExpertSettings { attention: !own.attention, ..own.clone() }));
         all
     }
 

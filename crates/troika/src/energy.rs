@@ -42,6 +42,13 @@ fn folders(dir: &Path) -> Vec<PathBuf> {
     all
 }
 
+/// Whether a battery in a folder such as `/sys` feeds the machine.
+pub fn on_battery(sys: &Path) -> bool {
+    let is = |dir: &Path, file, what| text(&dir.join(file)) == what;
+    let feeds = |dir: &PathBuf| is(dir, "type", "Battery") && is(dir, "status", "Discharging");
+    folders(&sys.join("class/power_supply")).iter().any(feeds)
+}
+
 impl EnergyMeter {
     /// The sources in a folder such as `/sys`: counters of processors and their memory, else
     /// discharging batteries.
@@ -222,7 +229,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    use super::EnergyMeter;
+    use super::{EnergyMeter, on_battery};
 
     fn write(dir: &Path, files: &[(&str, &str)]) {
         for (name, text) in files {
@@ -278,7 +285,9 @@ mod tests {
         write(sys, &[(&current, "-2000000\n"), (&voltage, "10000000\n")]);
         let why = EnergyMeter::find(sys).unwrap_err();
         assert!(why.contains("battery BAT0 is Charging"), "{why}");
+        assert!(!on_battery(sys));
         write(sys, &[(&status, "Discharging\n")]);
+        assert!(on_battery(sys));
         let meter = EnergyMeter::find(sys).unwrap();
         assert_eq!(meter.source(), "battery BAT0");
         let start = std::time::Instant::now();

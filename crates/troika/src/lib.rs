@@ -91,7 +91,7 @@ pub use devices::{
     parse_cores, sim, usable_cores, virtual_clock,
 };
 pub use driver::EngineGuard;
-pub use energy::{EnergyMeter, Metering, PowerMeter};
+pub use energy::{EnergyMeter, Metering, PowerMeter, on_battery};
 pub use error::Error;
 pub use expert_options::ExpertOptions;
 pub use free_memory::free_memory;

@@ -1,6 +1,6 @@
 //! `troika simulate`.
 
-use serde_json::json;
+use serde_json::{Map, json};
 use troika::TokenUse;
 use troika::sim::Soc;
 use troika::trace::Tracer;
@@ -53,6 +53,9 @@ fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
         "prefill_tok_per_s": f.prefill_rate(), "decode_tok_per_s": f.decode_rate(),
         "energy_j": f.energy_j(), "prefill_j": f.prefill_j, "prefill_w": f.prefill_w(),
         "decode_j": f.decode_j, "decode_w": f.decode_w(), "peak_bytes": f.peak_bytes,
+        "prefill_j_by": f.prefill_parts.as_ref().map(|parts| {
+            parts.iter().map(|(of, joules)| (of.clone(), json!(joules))).collect::<Map<_, _>>()
+        }),
         "prefill_j_per_token": prompt.joules_per_token(),
         "decode_j_per_token": later.joules_per_token(),
         "prefill_cpu_ms_per_token": prompt.cpu_ms_per_token(),
@@ -90,7 +93,11 @@ fn table(options: &SimulateOptions, f: &Figures) -> String {
         Some(format!("| CPU time, {name} | {:.3} ms/token |\n", of.cpu_ms_per_token()?))
     };
     let [prompt, later] = f.used();
-    let used = [phase("prefill", &prompt), phase("decode", &later)];
+    let by = f.prefill_parts.as_ref().map(|parts| {
+        let each = parts.iter().map(|(of, joules)| format!("{of} {:.2}", joules * 1e3));
+        format!("| of prefill, mJ | {} |\n", each.collect::<Vec<_>>().join(", "))
+    });
+    let used = [phase("prefill", &prompt), by, phase("decode", &later)];
     let used = used.into_iter().chain([cpu("prefill", &prompt), cpu("decode", &later)]);
     let used: String = used.flatten().collect();
     format!(

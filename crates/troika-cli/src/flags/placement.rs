@@ -8,7 +8,9 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::TypedValueParser;
 use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
-use troika::{AutoDevices, DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions};
+use troika::{
+    AutoDevices, DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions, on_battery,
+};
 
 use crate::error::CliError;
 use crate::flags::calibration::CalibrationArgs;
@@ -196,6 +198,11 @@ pub struct PlanFileArgs {
     /// It takes the place of the flags for placement, context, chunks and the KV cache.
     #[arg(long, value_name = "FILE", env = "TROIKA_PLAN")]
     pub plan: Option<PathBuf>,
+    /// Run by this plan instead where a battery feeds the machine when the command starts
+    ///
+    /// Tokens may be others: each device rounds in its own way.
+    #[arg(long, value_name = "FILE", requires = "plan", env = "TROIKA_BATTERY_PLAN")]
+    pub battery_plan: Option<PathBuf>,
     /// Go on with other devices, instead of failing
     ///
     /// Others compute what the devices of a plan (--plan) refuse. When a GPU or NPU is lost, the CPU
@@ -338,7 +345,11 @@ impl PlanFileArgs {
         (bars.cancel, bars.limit) = (cancel, limit);
         options.observer = Some(Arc::new(bars));
         options.fallback = self.fallback;
-        let Some(file) = &self.plan else { return Ok(()) };
+        let of_battery = self.battery_plan.as_ref().filter(|_| on_battery(Path::new("/sys")));
+        if let Some(file) = of_battery {
+            output::note_line(&format!("on battery: plan {}", file.display()));
+        }
+        let Some(file) = of_battery.or(self.plan.as_ref()) else { return Ok(()) };
         let (plan, file) = (Box::new(read_plan(file)?), Some(file.clone()));
         options.plan = PlanSource::Given { plan, file };
         Ok(())

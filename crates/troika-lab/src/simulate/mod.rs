@@ -84,6 +84,8 @@ pub struct Figures {
     pub generated: usize,
     /// Joules of the prompt and of making code for it, if the SoC's energy is known.
     pub prefill_j: Option<f64>,
+    /// The former without making code, by what used it.
+    pub prefill_parts: Option<Vec<(String, f64)>>,
     /// Joules of all tokens after the first.
     pub decode_j: Option<f64>,
     /// For how long the CPUs worked, for the prompt with its code, and for all later tokens.
@@ -308,6 +310,7 @@ impl Simulation {
             prompt: self.prompt,
             generated: self.generate,
             prefill_j,
+            prefill_parts: soc.energy_parts(&start, &first),
             decode_j: self.board.energy_j(&first, &end),
             cpu_time,
             peak_bytes: weight_bytes(engine.lowered()) + engine_bytes,

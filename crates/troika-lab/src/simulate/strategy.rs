@@ -97,7 +97,8 @@ impl SocStrategy {
     /// # Errors
     /// A sentence with the known names.
     pub fn parse(name: &str) -> Result<SocStrategy, String> {
-        SocStrategy::ALL.into_iter().find(|s| s.name() == name).ok_or_else(|| {
+        let short = name.strip_suffix("=all").unwrap_or(name);
+        SocStrategy::ALL.into_iter().find(|s| s.name() == short).ok_or_else(|| {
             let known = SocStrategy::ALL.map(SocStrategy::name).join(", ");
             format!("there is no strategy {name:?} for a SoC; the strategies are {known}")
         })

@@ -30,6 +30,8 @@ pub struct ExpertCache {
     pub budget: u64,
     /// How many are loaded at once.
     pub slots: usize,
+    /// Chunks whose runs perhaps still use their slots.
+    pub in_flight: usize,
     /// Whether chunks have to wait for each other's runs: there is no room for what these still use.
     pub in_order: bool,
     /// A group that is not there is loaded for this many rows or more.
@@ -44,9 +46,6 @@ pub struct ExpertCache {
 
 /// Places through which pass what has no room.
 const PASSING: usize = 2;
-
-/// Chunks whose runs perhaps still use their slots.
-const RECENT: u64 = 2;
 
 impl ExpertCache {
     /// The cache of a device. Groups that are divided by columns are no part of it.
@@ -85,9 +84,11 @@ impl ExpertCache {
             let (device, holds) = (plan.device.clone(), plan.bytes);
             return Err(ProgramError::ExpertCache { device, needs: largest, holds });
         }
-        // What makes way for other chunks' groups stays until its last run.
-        let used = PASSING * in_flight.saturating_sub(1);
-        let in_order = slots < graphs.len() && slots <= 2 * used;
+        // What makes way for other chunks' groups stays until its last run: a device with a limit of
+        // its own has to have room for that.
+        let is_limited = caps.max_resident_bytes.is_some() || caps.max_graphs.is_some();
+        let used = if is_limited { PASSING * in_flight.saturating_sub(1) } else { 0 };
+        let in_order = slots < graphs.len() && used > 0 && slots <= 2 * used;
         let slots = if in_order || slots >= graphs.len() { slots } else { slots - used };
         let (by_expert, expected) = of_experts(experts, &graphs);
         let (least_rows, kept_by) = (plan.least_rows, plan.kept_by);
@@ -97,6 +98,7 @@ impl ExpertCache {
             bytes,
             budget: plan.bytes,
             slots,
+            in_flight: in_flight.max(1),
             in_order,
             least_rows,
             kept_by,
@@ -178,8 +180,9 @@ pub struct ExpertSlots {
     held: Vec<Option<u32>>,
     /// For each slot, the number of the last call that used it.
     used: Vec<u64>,
-    /// Calls so far.
+    /// Calls so far, and how many of them perhaps still run.
     calls: u64,
+    recent: u64,
     states: Vec<GroupState>,
     /// The first group of each layer, and what was chosen of it.
     layers: Vec<(u32, LayerChoices)>,
@@ -232,7 +235,8 @@ impl ExpertSlots {
             residents: Residents::new(eviction, cache.graphs.len()),
             held: vec![None; cache.slots],
             used: vec![0; cache.slots],
-            calls: RECENT,
+            calls: cache.in_flight as u64,
+            recent: cache.in_flight as u64,
             states: vec![GroupState::default(); cache.graphs.len()],
             layers: cache.layers.iter().zip(ends).map(layer).collect(),
             least_rows: cache.least_rows,
@@ -393,7 +397,7 @@ impl ExpertSlots {
         let slot = |group: u32| {
             let of = self.states[group as usize];
             let slot = of.slot?;
-            let used = self.calls - self.used[slot] < RECENT;
+            let used = self.calls - self.used[slot] < self.recent;
             let state = SlotState { used, expected: of.expected };
             may(state, slot).then_some(slot)
         };
@@ -437,6 +441,7 @@ mod tests {
             bytes: vec![10; layers * experts],
             budget: 10 * slots as u64,
             slots,
+            in_flight: 2,
             in_order: true,
             least_rows: 1,
             kept_by: KeptBy::Frequency,
