@@ -236,7 +236,8 @@ impl ExpertSlots {
             held: vec![None; cache.slots],
             used: vec![0; cache.slots],
             calls: cache.in_flight as u64,
-            recent: cache.in_flight as u64,
+            // Of more than two chunks the first are done when the last begin, nearly always.
+            recent: cache.in_flight.min(2) as u64,
             states: vec![GroupState::default(); cache.graphs.len()],
             layers: cache.layers.iter().zip(ends).map(layer).collect(),
             least_rows: cache.least_rows,
