@@ -98,7 +98,7 @@ fn policies_are_named_one_by_one() {
         for split in splits {
             assert_eq!(split.dispatch, dispatch);
             // Where rows gather over chunks, each expert has a buffer of its own.
-            let alone = matches!(policy, ExpertPolicy::Base | ExpertPolicy::Tiers)
+            let alone = !matches!(policy, ExpertPolicy::Groups | ExpertPolicy::All)
                 || dispatch == Dispatch::LayerMajor;
             assert_eq!(split.groups.iter().all(|g| g.experts.len() == 1), alone);
         }

@@ -93,7 +93,8 @@ impl VirtualDevice {
         // Its lists run on the calling thread, so the channel stays empty.
         let inner = |cpu: &CpuDevice| cpu.queue(number, clock.clone(), sync_channel(0).0);
         let inner = self.cpu.as_ref().map(inner).transpose()?;
-        let worker = Worker { limits, rates, id: self.id, inner };
+        let loads = limits.device != self.limits.device;
+        let worker = Worker { limits, rates, id: self.id, loads, inner };
         if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(self.board.clock())) {
             let queue = VirtualQueue::start(worker, number, &self.board, place, done);
             return Ok(Box::new(queue));

@@ -21,6 +21,8 @@ pub(crate) struct Worker {
     pub limits: Arc<Limits>,
     pub rates: Rates,
     pub id: DeviceId,
+    /// Whether it loads weights.
+    pub loads: bool,
     /// The queue that computes; `None` with numerics off.
     pub inner: Option<Box<dyn Queue>>,
 }
@@ -69,9 +71,9 @@ impl Worker {
             }
             Work::Host(host) => {
                 self.limits.check_host(host.name(), [host.reads(), host.writes()])?;
-                // What turns out to be there takes no time.
+                // What is there already takes no time to load.
                 let need = match host.bytes() {
-                    0 => TaskCost::default(),
+                    0 if self.loads => TaskCost::default(),
                     bytes => self.rates.copy(bytes),
                 };
                 Ok(Prepared { need, run: None })

@@ -1,7 +1,7 @@
 //! Experts shared out over devices give the bits of one device, whatever groups, capacities and
 //! chunks there are.
 
-#![allow(clippy::panic, clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
 mod cached;
 
