@@ -20,6 +20,7 @@ pub struct NpuProfilingArgs {
     /// their own files in a folder
     ///
     /// basic: times of runs; detailed: also of nodes; optrace: also what Qualcomm's viewer reads.
+    /// LEVEL:N has at most N events of a compiled graph in the trace [default: 10000].
     #[arg(long, value_name = "LEVEL", value_parser = profiling)]
     pub npu_profiling: Option<Profiling>,
 }
@@ -34,9 +35,14 @@ fn profiling(text: &str) -> Result<Profiling, String> {
         None => (text, None),
     };
     let known = || ProfilingLevel::ALL.map(ProfilingLevel::name).join(", ");
+    let (level, most_events) = match level.split_once(':') {
+        Some((level, most)) => (level, most.parse().ok().filter(|most| *most > 0)),
+        None => (level, Some(MOST_EVENTS)),
+    };
+    let most_events = most_events.ok_or("the number of events behind : has to be 1 or more")?;
     let level = ProfilingLevel::parse(level)
         .ok_or_else(|| format!("there is no level {level:?}; the levels are {}", known()))?;
-    Ok(Profiling { level, folder, most_events: MOST_EVENTS })
+    Ok(Profiling { level, folder, most_events })
 }
 
 /// Refuses a flag of NPUs where no device is one.

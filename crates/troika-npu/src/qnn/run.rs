@@ -169,10 +169,10 @@ impl Open {
         }
     }
 
-    /// Opens the profile. Parts of nodes and the steps of the device are told apart.
-    fn open_profile(&mut self, level: ProfilingLevel) -> Result<(), String> {
+    /// Opens the profile: of the steps of the device, or of parts of nodes.
+    fn open_profile(&mut self, traces: bool) -> Result<(), String> {
         let (functions, backend, to) = (self.functions, self.backend, &raw mut self.profile);
-        if level == ProfilingLevel::Optrace {
+        if traces {
             call!(functions, profile_create, backend, DETAILED, to)?;
             let options: [*const ProfileOption; 2] = [&raw const TRACE, null()];
             return call!(functions, profile_set_config, self.profile, options.as_ptr());
@@ -182,7 +182,7 @@ impl Open {
     }
 
     /// Runs the graph on zeros.
-    fn run(&mut self, level: ProfilingLevel) -> Result<(), String> {
+    fn run(&mut self, traces: bool) -> Result<(), String> {
         let (functions, none) = (self.functions, null_mut());
         let graph = self.describe()?;
         let (name, ins, outs) = (graph.name, graph.input_count, graph.output_count);
@@ -197,7 +197,7 @@ impl Open {
         let (on, by, blob) = (self.backend, self.device, &self.blob[0]);
         let (at, length, to) = (blob.as_ptr().cast(), blob.len() as u64, &raw mut self.context);
         call!(functions, context_create_from_binary, on, by, null(), at, length, to, none)?;
-        self.open_profile(level)?;
+        self.open_profile(traces)?;
         let mut graph = null_mut();
         call!(functions, graph_retrieve, self.context, name, &raw mut graph)?;
         let (from, to, profile) = (inputs.as_ptr(), outputs.as_mut_ptr(), self.profile);
@@ -274,14 +274,25 @@ pub(crate) fn profile(
         let own = functions::<Functions, 2>(&library, names.0, [2, 21])?;
         (own, functions::<SystemFunctions, 1>(&system, names.1, [1, 0])?)
     };
-    let [backend, device, profile, context, description] = [null_mut(); 5];
-    let blob = [blob.clone(), blob];
-    let mut open = Open { functions, system, blob, backend, device, profile, context, description };
-    open.run(level)?;
-    let (mut ids, mut count) = (null(), 0);
-    call!(functions, profile_get_events, open.profile, &raw mut ids, &raw mut count)?;
-    let mut text = String::new();
-    // SAFETY: the profile has them until the next run.
-    open.write(unsafe { slice(ids, count) }, 0, "BACKEND", &mut text)?;
+    let told = |traces: bool| {
+        let [backend, device, profile, context, description] = [null_mut(); 5];
+        let blob = [blob.clone(), blob.clone()];
+        let mut open =
+            Open { functions, system, blob, backend, device, profile, context, description };
+        open.run(traces)?;
+        let (mut ids, mut count) = (null(), 0);
+        call!(functions, profile_get_events, open.profile, &raw mut ids, &raw mut count)?;
+        let mut text = String::new();
+        // SAFETY: the profile has them until the next run.
+        open.write(unsafe { slice(ids, count) }, 0, "BACKEND", &mut text)?;
+        Ok::<_, String>(text)
+    };
+    let mut text = told(false)?;
+    if level == ProfilingLevel::Optrace {
+        // Steps of the device alone: the rest was told.
+        let steps = told(true)?;
+        let steps = steps.split_inclusive('\n').filter(|line| line.contains(",TRACE,"));
+        text.extend(steps);
+    }
     Ok(text)
 }
