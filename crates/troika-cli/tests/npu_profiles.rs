@@ -117,7 +117,7 @@ fn compilers_and_kept_graphs_are_profiled() {
     assert_eq!(first.stdout, second.stdout, "{}", said(&second));
     assert_eq!(stages(dir.path()), ["context load", "execution"]);
     let [asked, loaded] = parts_of_nodes(dir.path());
-    assert_eq!(asked, loaded, "each kept graph");
+    assert!(0 < asked && asked <= loaded, "{asked} of {loaded} kept graphs");
     let report = troika(dir.path(), &["report", "trace.json"]);
     let tables = String::from_utf8(report.stdout).unwrap();
     assert!(tables.contains("| read kept graph | host |"), "{tables}");
