@@ -336,7 +336,10 @@ impl Runtime {
             // Processors without VNNI add up pairs of bytes in 16 bits, which overflow.
             let builder = builder
                 .with_optimization_level(GraphOptimizationLevel::Level3)?
-                .with_precise_qmm()?;
+                .with_precise_qmm()?
+                // A product with 8-bit weights becomes `MatMulNBits`, which by default (level 4)
+                // rounds its inputs to bytes again. Level 1 multiplies them as floats.
+                .with_config_entry("session.qdq_matmulnbits_accuracy_level", "1")?;
             return Ok(builder.with_devices(own.take(1), None)?);
         }
         // The optimizers of the runtime make ops that providers lack.
