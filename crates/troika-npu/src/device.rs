@@ -154,8 +154,7 @@ impl NpuDevice {
         let results = model.probed()?;
         // The reference maps the same pages.
         model.release();
-        let file = MadeFrom::File(&emitted.files.path());
-        let session = self.runtime.compile(Chosen::REFERENCE, self.threads, file, None)?;
+        let session = self.runtime.compile_unfused(self.threads, &emitted.files.path())?;
         let (record, files) = (SessionRecord::default(), emitted.files.clone());
         let session = Arc::new(Mutex::new(OpenSession { session, record, files }));
         let snr = snr_db(&results, &CompiledModel::new(session, emitted).probed()?);

@@ -274,6 +274,19 @@ impl Runtime {
         })
     }
 
+    /// Compiles a model on the reference as it is written: its fused products of bytes refuse some
+    /// that other providers take.
+    ///
+    /// # Errors
+    /// Why it refuses the model, in one line.
+    pub fn compile_unfused(&self, threads: usize, model: &Path) -> Result<Session, String> {
+        self.made(|| {
+            self.options(Chosen::REFERENCE, threads, None)?
+                .with_config_entry("session.disable_quant_qdq", "1")?
+                .commit_from_file(model)
+        })
+    }
+
     /// Compiles a model into a file, from which [`Runtime::compile`] is quick.
     ///
     /// # Errors
