@@ -332,6 +332,21 @@ impl Runtime {
         })
     }
 
+    /// Options of the runtime's own kernels.
+    fn own_kernels(&self, builder: SessionBuilder) -> ort::Result<SessionBuilder> {
+        // Named, or else the runtime takes any provider whose plugin is loaded.
+        let ep = Provider::Reference.ep();
+        let own = self.environment.devices().filter(|d| d.ep().ok() == Some(ep));
+        let builder = builder
+            .with_optimization_level(GraphOptimizationLevel::Level3)?
+            // Processors without VNNI add up pairs of bytes in 16 bits, which overflow.
+            .with_precise_qmm()?
+            // A product with 8-bit weights becomes `MatMulNBits`, which by default (level 4)
+            // rounds its inputs to bytes again. Level 1 multiplies them as floats.
+            .with_config_entry("session.qdq_matmulnbits_accuracy_level", "1")?;
+        Ok(builder.with_devices(own.take(1), None)?)
+    }
+
     fn options(
         &self,
         chosen: Chosen,
@@ -344,16 +359,7 @@ impl Runtime {
             builder = builder.with_profiling(&profile.path)?;
         }
         if provider == Provider::Reference {
-            // Named, or else the runtime takes any provider whose plugin is loaded.
-            let own = self.environment.devices().filter(|d| d.ep().ok() == Some(provider.ep()));
-            // Processors without VNNI add up pairs of bytes in 16 bits, which overflow.
-            let builder = builder
-                .with_optimization_level(GraphOptimizationLevel::Level3)?
-                .with_precise_qmm()?
-                // A product with 8-bit weights becomes `MatMulNBits`, which by default (level 4)
-                // rounds its inputs to bytes again. Level 1 multiplies them as floats.
-                .with_config_entry("session.qdq_matmulnbits_accuracy_level", "1")?;
-            return Ok(builder.with_devices(own.take(1), None)?);
+            return self.own_kernels(builder);
         }
         // The optimizers of the runtime make ops that providers lack.
         let builder = builder
