@@ -1,8 +1,6 @@
 //! Experts that come and go on a device give what they give where all of them stay.
 
-use troika::device::{DeviceError, WeightSource};
-use troika::device::{ExpertForecast, ExpertStats, PackFn, PackLayout, Packed, WeightData};
-use troika::engine::LastingWeights;
+use troika::device::{ExpertForecast, ExpertStats};
 use troika::plan::{ExpertCachePlan, KeptBy};
 
 use troika::{GpuAdapter, gpu_adapters};
@@ -12,22 +10,10 @@ mod needed;
 
 use super::*;
 
-/// The weights of a model that outlives its engine's opening.
-struct Kept(Described);
-
-impl WeightSource for Kept {
-    fn weight(&self, name: &str) -> Result<WeightData, DeviceError> {
-        self.0.store.weight(name)
-    }
-
-    fn packed(
-        &self,
-        name: &str,
-        layout: PackLayout<'_>,
-        pack: PackFn<'_>,
-    ) -> Result<Packed, DeviceError> {
-        self.0.store.packed(name, layout, pack)
-    }
+/// A model, and its weights as they outlive its engine's opening.
+fn opened(name: &str) -> (Described, LastingWeights) {
+    let open = || describe(&model_dir(name), FloatType::F32).unwrap();
+    (open(), Arc::new(open().store))
 }
 
 /// Bytes of an expert of the model in floats.
@@ -68,18 +54,17 @@ fn stats(e: &Engine) -> ExpertStats {
 #[test]
 fn experts_that_come_and_go_give_the_same_bits() {
     for name in ["mixtral", "qwen3-moe"] {
-        let kept = Arc::new(Kept(describe(&model_dir(name), FloatType::F32).unwrap()));
-        let (d, source) = (&kept.0, kept.clone() as LastingWeights);
+        let (d, source) = opened(name);
         let ids = read_golden(&model_dir(name).join("golden.safetensors")).unwrap().input_ids;
         let devices = cpus(&["a", "b"]);
-        let one = plain(d, &devices, 5);
-        let expected = logits(&mut engine(d, &devices, one.clone()).unwrap(), &ids);
+        let one = plain(&d, &devices, 5);
+        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
         let lru = Cache { kept_by: KeptBy::Lru, ..of(5) };
         for cache in [of(1), of(2), lru, Cache { least_rows: 3, ..of(4) }] {
             for dispatch in Dispatch::ALL {
                 for (in_flight, capacity) in [(1, 1), (2, 3), (4, 64)] {
                     let how = (dispatch, in_flight, capacity);
-                    let mut e = engine(d, &devices, cached(d, &one, how, cache)).unwrap();
+                    let mut e = engine(&d, &devices, cached(&d, &one, how, cache)).unwrap();
                     e.load_experts(&source, None);
                     for _ in 0..2 {
                         let same = logits(&mut e, &ids) == expected;
@@ -106,16 +91,15 @@ fn next_layer(layer: usize, _: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
 /// Single tokens choose experts that come and go, too, and a forecast loads some before.
 #[test]
 fn decoding_loads_what_a_forecast_names() {
-    let kept = Arc::new(Kept(describe(&model_dir("qwen3-moe"), FloatType::F32).unwrap()));
-    let (d, source) = (&kept.0, kept.clone() as LastingWeights);
+    let (d, source) = opened("qwen3-moe");
     let golden = model_dir("qwen3-moe").join("golden.safetensors");
     let ids = read_golden(&golden).unwrap().input_ids;
     let devices = cpus(&["a", "b"]);
-    let one = plain(d, &devices, 1);
-    let expected = logits(&mut engine(d, &devices, one.clone()).unwrap(), &ids);
-    let mut plan = cached(d, &one, (Dispatch::PerChunk, 1, 1), of(9));
+    let one = plain(&d, &devices, 1);
+    let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+    let mut plan = cached(&d, &one, (Dispatch::PerChunk, 1, 1), of(9));
     plan.decode.rules.clone_from(&plan.prefill.rules);
-    let mut e = engine(d, &devices, plan).unwrap();
+    let mut e = engine(&d, &devices, plan).unwrap();
     e.load_experts(&source, Some(&(Arc::new(next_layer) as Arc<ExpertForecast>)));
     assert!(logits(&mut e, &ids) == expected);
     let ExpertStats { expected, expected_used, .. } = stats(&e);
@@ -148,33 +132,14 @@ fn an_expert_that_cannot_be_loaded_is_an_error() {
 /// numbers.
 #[test]
 fn loads_take_modelled_time() {
-    let kept = Arc::new(Kept(describe(&model_dir("olmoe"), FloatType::F32).unwrap()));
-    let (d, source) = (&kept.0, kept.clone() as LastingWeights);
+    let (d, source) = opened("olmoe");
     let golden = model_dir("olmoe").join("golden.safetensors");
     let ids = read_golden(&golden).unwrap().input_ids;
     let run = |text: &str, slots: Option<u64>, dispatch| {
-        let soc = Soc::parse("two.toml", text).unwrap();
-        let clock = Arc::new(VirtualClock::new());
-        let board = Board::new(&soc, clock.clone());
-        let open = |p| -> Arc<dyn Device> {
-            let name = if p == &soc.processors[0] { "a" } else { "b" };
-            Arc::new(VirtualDevice::on(&board, name, p).unwrap())
-        };
-        let devices: Vec<Arc<dyn Device>> = soc.processors.iter().map(open).collect();
-        let one = plain(d, &devices, 8);
-        let plan = slots.map(|slots| cached(d, &one, (dispatch, 2, 4), of(slots)));
-        let plan = plan.unwrap_or(one);
-        let mut e = engine_by(d, &devices, plan, (clock.clone(), &Tracer::off())).unwrap();
-        e.load_experts(&source, None);
-        let (seq, mut out, began) = (e.open(), Vec::new(), clock.now());
-        let off = text.contains("\"off\"");
-        let logits = if off { WantedLogits::None } else { WantedLogits::All };
-        let inputs = [SequenceInput::prompt(seq, &ids, logits)];
-        match off {
-            true => e.run_unread(&inputs).unwrap(),
-            false => e.run(&inputs, &mut |_, _, row| out.extend_from_slice(row)).unwrap(),
-        }
-        (out, clock.now() - began)
+        run_virtual(&d, text, &ids, |one| match slots {
+            Some(slots) => (cached(&d, one, (dispatch, 2, 4), of(slots)), Some(source.clone())),
+            None => (one.clone(), None),
+        })
     };
     let load = |gb_s: &str| format!("{SOC}load = {{ us = 5, gb_s = {gb_s} }}\n");
     let off = |text: &str| text.replacen("name = \"two\"", "name = \"two\"\nnumerics = \"off\"", 1);
@@ -213,14 +178,13 @@ fn accelerators_load_experts() {
             ..DeviceOptions::default()
         };
         let devices = open_devices(&options).unwrap();
-        let kept = Arc::new(Kept(describe(&model_dir("mixtral"), FloatType::F32).unwrap()));
-        let (d, source) = (&kept.0, kept.clone() as LastingWeights);
+        let (d, source) = opened("mixtral");
         let golden = model_dir("mixtral").join("golden.safetensors");
         let ids = read_golden(&golden).unwrap().input_ids;
-        let one = plain(d, &devices, 8);
-        let expected = logits(&mut engine(d, &devices, one.clone()).unwrap(), &ids);
+        let one = plain(&d, &devices, 8);
+        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
         for dispatch in Dispatch::ALL {
-            let mut e = engine(d, &devices, cached(d, &one, (dispatch, 2, 4), of(5))).unwrap();
+            let mut e = engine(&d, &devices, cached(&d, &one, (dispatch, 2, 4), of(5))).unwrap();
             e.load_experts(&source, None);
             for _ in 0..2 {
                 let error = relative_error(&logits(&mut e, &ids), &expected);

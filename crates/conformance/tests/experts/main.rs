@@ -13,6 +13,7 @@ use std::time::Duration;
 use conformance::engines::{self, EngineOptions};
 use conformance::golden::{read_golden, relative_error};
 use troika::device::{Clock, Device, RealClock};
+use troika::engine::LastingWeights;
 use troika::engine::{Engine, EngineError, Event, Next, SequenceInput, WantedLogits};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
@@ -297,6 +298,38 @@ static_shapes = true
 row_buckets = [8, 16]
 ";
 
+/// What two virtual devices give, and how long they take, with the plan that is made of the plain
+/// one and the weights that are loaded later.
+fn run_virtual(
+    d: &Described,
+    text: &str,
+    ids: &[u32],
+    plan: impl FnOnce(&Plan) -> (Plan, Option<LastingWeights>),
+) -> (Vec<f32>, Duration) {
+    let soc = Soc::parse("two.toml", text).unwrap();
+    let clock = Arc::new(VirtualClock::new());
+    let board = Board::new(&soc, clock.clone());
+    let open = |p| -> Arc<dyn Device> {
+        let name = if p == &soc.processors[0] { "a" } else { "b" };
+        Arc::new(VirtualDevice::on(&board, name, p).unwrap())
+    };
+    let devices: Vec<Arc<dyn Device>> = soc.processors.iter().map(open).collect();
+    let (plan, weights) = plan(&plain(d, &devices, 8));
+    let mut e = engine_by(d, &devices, plan, (clock.clone(), &Tracer::off())).unwrap();
+    if let Some(weights) = weights {
+        e.load_experts(&weights, None);
+    }
+    let (seq, mut out, began) = (e.open(), Vec::new(), clock.now());
+    let off = text.contains("\"off\"");
+    let logits = if off { WantedLogits::None } else { WantedLogits::All };
+    let inputs = [SequenceInput::prompt(seq, ids, logits)];
+    match off {
+        true => e.run_unread(&inputs).unwrap(),
+        false => e.run(&inputs, &mut |_, _, row| out.extend_from_slice(row)).unwrap(),
+    }
+    (out, clock.now() - began)
+}
+
 /// On a virtual SoC: the same bits, and each run takes equally long. With numerics off it takes
 /// time, too.
 #[test]
@@ -304,26 +337,9 @@ fn virtual_devices_share_experts_out() {
     let d = describe(&model_dir("olmoe"), FloatType::F32).unwrap();
     let ids = read_golden(&model_dir("olmoe").join("golden.safetensors")).unwrap().input_ids;
     let run = |text: &str, split: Option<&ExpertSplit>| -> (Vec<f32>, Duration) {
-        let soc = Soc::parse("two.toml", text).unwrap();
-        let clock = Arc::new(VirtualClock::new());
-        let board = Board::new(&soc, clock.clone());
-        let open = |p| -> Arc<dyn Device> {
-            let name = if p == &soc.processors[0] { "a" } else { "b" };
-            Arc::new(VirtualDevice::on(&board, name, p).unwrap())
-        };
-        let devices: Vec<Arc<dyn Device>> = soc.processors.iter().map(open).collect();
-        let one = plain(&d, &devices, 8);
-        let plan = split.map_or(one.clone(), |split| shared(&d, &one, 2, split));
-        let mut e = engine_by(&d, &devices, plan, (clock.clone(), &Tracer::off())).unwrap();
-        let (seq, mut out, began) = (e.open(), Vec::new(), clock.now());
-        let off = text.contains("\"off\"");
-        let logits = if off { WantedLogits::None } else { WantedLogits::All };
-        let inputs = [SequenceInput::prompt(seq, &ids, logits)];
-        match off {
-            true => e.run_unread(&inputs).unwrap(),
-            false => e.run(&inputs, &mut |_, _, row| out.extend_from_slice(row)).unwrap(),
-        }
-        (out, clock.now() - began)
+        run_virtual(&d, text, &ids, |one| {
+            (split.map_or(one.clone(), |split| shared(&d, one, 2, split)), None)
+        })
     };
     let (expected, _) = run(SOC, None);
     // Of a device on the host's memory that writes no columns of wider rows.
