@@ -1,6 +1,6 @@
 //! Experts of a device that come and go: their weights in slots, and the tasks that load them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use troika_device::{
@@ -10,6 +10,7 @@ use troika_device::{
 use troika_graph::Subgraph;
 use troika_program::{ExpertCache, ExpertSlots};
 
+use super::route::locked;
 use crate::error::EngineError;
 use crate::memory::allocate;
 
@@ -41,10 +42,6 @@ pub(crate) struct DeviceExperts {
     source: Mutex<Option<LastingWeights>>,
     forecast: Mutex<Option<Arc<ExpertForecast>>>,
     clock: Arc<dyn Clock>,
-}
-
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl DeviceExperts {

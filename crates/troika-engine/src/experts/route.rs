@@ -43,9 +43,9 @@ impl Routing {
     }
 }
 
-/// Locks what is routed. A function that panicked left it to be begun anew with the next chunk 0.
-pub(super) fn locked(routing: &Mutex<Routing>) -> MutexGuard<'_, Routing> {
-    routing.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks, also after a panic: what was routed is begun anew with the next chunk 0.
+pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What functions of a chunk work with.
