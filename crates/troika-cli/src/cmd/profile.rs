@@ -92,6 +92,7 @@ fn table(profile: &Profile) -> String {
             fit.error * 100.0
         ));
     }
+    text.push_str(&expert_groups(profile));
     text.push_str(&pairs(profile));
     text.push_str(&chunks(profile));
     if let Some(r) = profile.regret {
@@ -118,6 +119,27 @@ fn named(fit: &RunFit) -> String {
         SegmentPart::Whole => fit.segment.name().to_string(),
         part => format!("{}: {}", fit.segment.name(), part.name()),
     }
+}
+
+/// The sweep of groups of experts: how long each size and capacity takes on each device.
+fn expert_groups(profile: &Profile) -> String {
+    let names = names(profile);
+    let mut text = String::new();
+    for run in profile.runs.iter().filter(|run| run.part == SegmentPart::Group) {
+        if text.is_empty() {
+            text += "\n| device | groups, experts x rows of each | a run, us | a row, us | GB/s |\n\
+                     | --- | --- | ---: | ---: | ---: |\n";
+        }
+        let us = run.undisturbed_ns() / 1e3;
+        text.push_str(&format!(
+            "| {} | {} | {us:.1} | {:.2} | {:.1} |\n",
+            names.get(run.device).unwrap_or(&"?"),
+            run.graph,
+            us / run.rows as f64,
+            run.gb_s()
+        ));
+    }
+    text
 }
 
 /// What a token takes in chunks of each length, and the length that plans take.
