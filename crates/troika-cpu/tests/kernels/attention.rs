@@ -115,8 +115,6 @@ fn op() -> impl Strategy<Value = Attention> {
     let heads = prop::sample::select(vec![(1, 1), (4, 4), (6, 2), (12, 1), (16, 4)]);
     (dims, heads, window, cap, any::<bool>(), any::<bool>()).prop_map(
         |((k_dim, v_dim), (heads, kv_heads), window, softcap, sinks, value_in_key)| Attention {
-            heads,
-            kv_heads,
             k_dim,
             v_dim,
             scale: 1.0 / (k_dim as f32).sqrt() * 4.0,
@@ -124,8 +122,7 @@ fn op() -> impl Strategy<Value = Attention> {
             softcap,
             sinks: sinks.then_some(WeightRef(0)),
             value_in_key,
-            page_group: 0,
-            activations: ActivationFormat::F32,
+            ..simple(heads, kv_heads)
         },
     )
 }
@@ -244,7 +241,7 @@ fn splits_do_not_change_bits() {
     }
 }
 
-fn simple(heads: usize, kv_heads: usize) -> Attention {
+pub fn simple(heads: usize, kv_heads: usize) -> Attention {
     Attention {
         heads,
         kv_heads,

@@ -139,13 +139,29 @@ fn a_byte_beside_guarded_memory_ends_the_process() {
 
 const ROWS: [usize; 8] = [1, 2, 3, 5, 6, 13, 32, 33];
 
-fn product<'a>(
-    weight: WeightView<'a>,
-    bias: &'a [f32],
-    x: RowsView<'a>,
-    y: &'a mut [f32],
-) -> Product<'a> {
-    let y = OutView::dense(SharedMut::new(y), weight.rows);
+/// Runs a product with its weight as stored and in panels, which gives the same bits.
+fn products_stay_inside(cx: &mut Context<'_>, rows: usize, product: Product<'_>, edge: Edge) {
+    let w = product.weight;
+    let floats = w.rows.div_ceil(panels::ROWS) * panels::panel_bytes(w.dtype, w.cols) / 4;
+    let mut packed = empty(floats, edge);
+    panels::pack_panels(cx.isa, w, bytemuck::cast_slice_mut(&mut packed));
+    let mut results = Vec::new();
+    for panels in [false, true] {
+        let bytes = if panels { bytemuck::cast_slice(&packed) } else { w.bytes };
+        let mut y = empty(rows * w.rows, edge);
+        let out = OutView::dense(SharedMut::new(&mut y), w.rows);
+        let p = Product { weight: WeightView { bytes, ..w }, y: out, panels, ..product };
+        // SAFETY: nobody else has the results.
+        unsafe { linear::linear(cx, rows, 1, &|_| p) }.unwrap();
+        finite(&y, &(w.dtype, cx.isa, rows, w.rows, w.cols, edge, panels));
+        results.push(y.to_vec());
+    }
+    assert_eq!(results[0], results[1]);
+}
+
+/// A product without results.
+fn product<'a>(weight: WeightView<'a>, bias: &'a [f32], x: RowsView<'a>) -> Product<'a> {
+    let y = OutView::dense(SharedMut::new(&mut []), weight.rows);
     Product { weight, bias: Some(bias), x, y, pairs: false, panels: false }
 }
 
@@ -162,48 +178,8 @@ fn products_of_floats_stay_inside() {
             guarded(linear::worker_floats(), |cx, edge| {
                 let bytes = Guarded::new(&bytes, edge);
                 let (x, b) = (Guarded::new(&x, edge), Guarded::new(&b, edge));
-                let mut y = empty(rows * n, edge);
                 let w = WeightView { dtype, bytes: &bytes, rows: n, cols: k };
-                let p = product(w, &b, RowsView::dense(&x, k), &mut y);
-                // SAFETY: nobody else has the results.
-                unsafe { linear::linear(cx, rows, 1, &|_| p) }.unwrap();
-                finite(&y, &(dtype, cx.isa, rows, n, k, edge));
-            });
-        }
-    }
-}
-
-/// A weight as panels.
-fn packed(isa: Isa, w: WeightView<'_>, edge: Edge) -> Guarded<f32> {
-    let floats = w.rows.div_ceil(panels::ROWS) * panels::panel_bytes(w.dtype, w.cols) / 4;
-    let mut packed = empty(floats, edge);
-    panels::pack_panels(isa, w, bytemuck::cast_slice_mut(&mut packed));
-    packed
-}
-
-#[test]
-fn products_of_packed_floats_stay_inside() {
-    let mut r = Random(9);
-    for &dtype in DTYPES {
-        let len = dtype.block_len();
-        for (i, rows) in ROWS.into_iter().enumerate() {
-            let n = 1 + r.below(70);
-            let k = len * if len == 1 { [1, 7, 16, 31, 257, 300, 513, 512][i] } else { 1 + i % 3 };
-            let bytes = r.weight(dtype, n * k);
-            let (x, b) = (r.floats(rows * k), r.floats(n));
-            guarded(linear::worker_floats(), |cx, edge| {
-                let bytes = Guarded::new(&bytes, edge);
-                let (x, b) = (Guarded::new(&x, edge), Guarded::new(&b, edge));
-                let packed =
-                    packed(cx.isa, WeightView { dtype, bytes: &bytes, rows: n, cols: k }, edge);
-                let bytes = bytemuck::cast_slice(&packed);
-                let w = WeightView { dtype, bytes, rows: n, cols: k };
-                let mut y = empty(rows * n, edge);
-                let p = product(w, &b, RowsView::dense(&x, k), &mut y);
-                let p = Product { panels: true, ..p };
-                // SAFETY: nobody else has the results.
-                unsafe { linear::linear(cx, rows, 1, &|_| p) }.unwrap();
-                finite(&y, &(dtype, cx.isa, rows, n, k, edge));
+                products_stay_inside(cx, rows, product(w, &b, RowsView::dense(&x, k)), edge);
             });
         }
     }
@@ -223,20 +199,8 @@ fn products_of_pairs_stay_inside() {
             let mut words = empty(rows * width, edge);
             linear::bf16::round(cx, &x, k, true, &mut words).unwrap();
             let w = WeightView { dtype: DType::BF16, bytes: &bytes, rows: n, cols: k };
-            let packed = packed(cx.isa, w, edge);
-            let mut results = Vec::new();
-            for in_panels in [false, true] {
-                let bytes = if in_panels { bytemuck::cast_slice(&packed) } else { &bytes[..] };
-                let w = WeightView { dtype: DType::BF16, bytes, rows: n, cols: k };
-                let mut y = empty(rows * n, edge);
-                let p = product(w, &b, RowsView::dense(&words, width), &mut y);
-                let p = Product { pairs: true, panels: in_panels, ..p };
-                // SAFETY: nobody else has the results.
-                unsafe { linear::linear(cx, rows, 1, &|_| p) }.unwrap();
-                finite(&y, &(cx.isa, rows, n, k, edge, in_panels));
-                results.push(y.to_vec());
-            }
-            assert!(results.iter().all(|y| *y == results[0]));
+            let p = product(w, &b, RowsView::dense(&words, width));
+            products_stay_inside(cx, rows, Product { pairs: true, ..p }, edge);
         });
     }
 }
@@ -285,58 +249,75 @@ fn products_of_bytes_stay_inside() {
 /// Weights of some experts, each part in guarded memory.
 type Weights = Vec<[Guarded<u8>; 3]>;
 
+const EXPERTS: usize = 3;
+const TOP_K: usize = 2;
+/// Columns of rows.
+const K: usize = 64;
+/// Columns between the projections.
+const INTER: usize = 96;
+
+/// Runs experts on rows that chose them, and on the rows of a group.
+fn run_experts<'e, W: moe::Weight>(
+    cx: &mut Context<'_>,
+    dtype: DType,
+    rows: usize,
+    expert: &(dyn Fn(usize) -> Expert<'e, W> + Sync),
+    activations: ActivationFormat,
+    edge: Edge,
+) {
+    let mut r = Random(4);
+    let x = Guarded::new(&r.floats(rows * K), edge);
+    let share = Guarded::new(&r.floats(rows * TOP_K), edge);
+    let ids: Vec<i32> = (0..rows * TOP_K).map(|i| (i % EXPERTS) as i32).collect();
+    let ids = Guarded::new(&ids, edge);
+    let chosen = moe::Operands {
+        experts: EXPERTS,
+        expert,
+        act: Activation::Silu,
+        x: &x,
+        activations,
+        k: K,
+        inter: INTER,
+        ids: &ids,
+        weights: &share,
+        top_k: TOP_K,
+    };
+    let group = moe::Operands { ids: &[], weights: &[], top_k: 1, ..chosen };
+    for x in [chosen, group] {
+        let mut floats = empty(moe::floats(rows, x.top_k, K, INTER, activations), edge);
+        let words = vec![u32::MAX; moe::words(rows * x.top_k, EXPERTS)];
+        let mut words = Guarded::new(&words, edge);
+        let mut y = empty(rows * K, edge);
+        let memory = Memory { floats: &mut floats, words: &mut words };
+        match x.ids {
+            [] => moe::group(cx, x, rows.div_ceil(EXPERTS), memory, &mut y).unwrap(),
+            _ => moe::experts(cx, x, memory, &mut y).unwrap(),
+        }
+        finite(&y, &(dtype, cx.isa, rows, edge));
+    }
+}
+
 #[test]
 fn experts_stay_inside() {
     let mut r = Random(4);
-    let (experts, top_k, k, inter) = (3, 2, 64, 96);
     for (rows, dtype) in [(1, DType::F32), (5, DType::BF16), (70, DType::Q8_0), (2, DType::MXFP4)] {
         let raw: Vec<[Vec<u8>; 3]> =
-            (0..experts).map(|_| std::array::from_fn(|_| r.weight(dtype, k * inter))).collect();
-        let (x, share) = (r.floats(rows * k), r.floats(rows * top_k));
-        let bias = [r.floats(inter), r.floats(inter), r.floats(k)];
-        let ids: Vec<i32> = (0..rows * top_k).map(|i| (i % experts) as i32).collect();
+            (0..EXPERTS).map(|_| std::array::from_fn(|_| r.weight(dtype, K * INTER))).collect();
+        let bias = [r.floats(INTER), r.floats(INTER), r.floats(K)];
+        let activations =
+            if dtype == DType::BF16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 };
         guarded(moe::worker_floats(), |cx, edge| {
             let bias = bias.each_ref().map(|b| Guarded::new(b, edge));
             let guard = |w: &[Vec<u8>; 3]| w.each_ref().map(|w| Guarded::new(w, edge));
             let weights: Weights = raw.iter().map(guard).collect();
             let view = |bytes, rows, cols| WeightView { dtype, bytes, rows, cols };
             let expert = |e: usize| Expert {
-                gate: view(&weights[e][0], inter, k),
-                up: view(&weights[e][1], inter, k),
-                down: view(&weights[e][2], k, inter),
+                gate: view(&weights[e][0], INTER, K),
+                up: view(&weights[e][1], INTER, K),
+                down: view(&weights[e][2], K, INTER),
                 bias: bias.each_ref().map(|b| Some(&b[..])),
             };
-            let (x, share) = (Guarded::new(&x, edge), Guarded::new(&share, edge));
-            let ids = Guarded::new(&ids, edge);
-            let activations =
-                if dtype == DType::BF16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 };
-            let act = Activation::Silu;
-            let (ids, weights) = (&ids[..], &share[..]);
-            let x = moe::Operands {
-                experts,
-                expert: &expert,
-                act,
-                x: &x,
-                activations,
-                k,
-                inter,
-                ids,
-                weights,
-                top_k,
-            };
-            let mut floats = empty(moe::floats(rows, top_k, k, inter, activations), edge);
-            let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
-            let mut y = empty(rows * k, edge);
-            let memory = Memory { floats: &mut floats, words: &mut words };
-            moe::experts(cx, x, memory, &mut y).unwrap();
-            finite(&y, &(dtype, cx.isa, rows, edge));
-            let mut floats = empty(moe::floats(rows, 1, k, inter, activations), edge);
-            let mut words = Guarded::new(&vec![u32::MAX; moe::words(rows, experts)], edge);
-            let mut y = empty(rows * k, edge);
-            let memory = Memory { floats: &mut floats, words: &mut words };
-            let x = moe::Operands { ids: &[], weights: &[], top_k: 1, ..x };
-            moe::group(cx, x, rows.div_ceil(experts), memory, &mut y).unwrap();
-            finite(&y, &(dtype, cx.isa, rows, edge));
+            run_experts(cx, dtype, rows, &expert, activations, edge);
         });
     }
 }
@@ -344,17 +325,13 @@ fn experts_stay_inside() {
 #[test]
 fn packed_experts_stay_inside() {
     let mut r = Random(5);
-    let (experts, top_k, k, inter) = (3, 2, 64, 96);
     for (rows, dtype) in
         [(1, DType::Q8_0), (33, DType::Q8_0), (5, DType::Q4_0), (40, DType::Q4_G32)]
     {
-        let activations = INT7;
-        let layouts = [(inter, k), (inter, k), (k, inter)]
+        let layouts = [(INTER, K), (INTER, K), (K, INTER)]
             .map(|(rows, cols)| Layout::new(dtype, rows, cols).unwrap());
-        let mut pack = |l: Layout| l.pack(&r.weight(dtype, k * inter), 1);
-        let raw: Vec<[Vec<u8>; 3]> = (0..experts).map(|_| layouts.map(&mut pack)).collect();
-        let (x, share) = (r.floats(rows * k), r.floats(rows * top_k));
-        let ids: Vec<i32> = (0..rows * top_k).map(|i| (i % experts) as i32).collect();
+        let mut pack = |l: Layout| l.pack(&r.weight(dtype, K * INTER), 1);
+        let raw: Vec<[Vec<u8>; 3]> = (0..EXPERTS).map(|_| layouts.map(&mut pack)).collect();
         guarded(moe::worker_floats(), |cx, edge| {
             let guard = |w: &[Vec<u8>; 3]| w.each_ref().map(|w| Guarded::new(w, edge));
             let packed: Weights = raw.iter().map(guard).collect();
@@ -365,35 +342,7 @@ fn packed_experts_stay_inside() {
                 down: view(e, 2),
                 bias: [None; 3],
             };
-            let (x, share) = (Guarded::new(&x, edge), Guarded::new(&share, edge));
-            let ids = Guarded::new(&ids, edge);
-            let (ids, weights) = (&ids[..], &share[..]);
-            let act = Activation::Silu;
-            let x = moe::Operands {
-                experts,
-                expert: &expert,
-                act,
-                x: &x,
-                activations,
-                k,
-                inter,
-                ids,
-                weights,
-                top_k,
-            };
-            let mut floats = empty(moe::floats(rows, top_k, k, inter, activations), edge);
-            let mut words = Guarded::new(&vec![u32::MAX; moe::words(ids.len(), experts)], edge);
-            let mut y = empty(rows * k, edge);
-            let memory = Memory { floats: &mut floats, words: &mut words };
-            moe::experts(cx, x, memory, &mut y).unwrap();
-            finite(&y, &(dtype, cx.isa, rows, edge));
-            let mut floats = empty(moe::floats(rows, 1, k, inter, activations), edge);
-            let mut words = Guarded::new(&vec![u32::MAX; moe::words(rows, experts)], edge);
-            let mut y = empty(rows * k, edge);
-            let memory = Memory { floats: &mut floats, words: &mut words };
-            let x = moe::Operands { ids: &[], weights: &[], top_k: 1, ..x };
-            moe::group(cx, x, rows.div_ceil(experts), memory, &mut y).unwrap();
-            finite(&y, &(dtype, cx.isa, rows, edge));
+            run_experts(cx, dtype, rows, &expert, INT7, edge);
         });
     }
 }
@@ -409,17 +358,9 @@ fn sequence(pos: usize, rows: usize) -> ForwardBatch {
 
 fn ops() -> Vec<Attention> {
     let op = |heads, kv_heads, k_dim, v_dim| Attention {
-        heads,
-        kv_heads,
         k_dim,
         v_dim,
-        scale: 0.3,
-        window: None,
-        softcap: None,
-        sinks: None,
-        value_in_key: false,
-        page_group: 0,
-        activations: ActivationFormat::F32,
+        ..crate::attention::simple(heads, kv_heads)
     };
     vec![
         op(4, 2, 64, 64),
@@ -569,30 +510,14 @@ fn ropes_routers_and_embeddings_stay_inside() {
         }
     }
     for (experts, top_k) in [(2, 2), (7, 2), (33, 4)] {
-        let groups = None;
-        let op = Router {
-            experts,
-            top_k,
-            score: Score::Softmax,
-            normalize: true,
-            scale: 1.0,
-            groups,
-            bias: None,
-            expert_scales: None,
-        };
+        let op = Router { normalize: true, ..crate::router::op(Score::Softmax, experts, top_k) };
         let logits = r.floats(5 * experts);
         guarded(router::worker_floats(&op), |cx, edge| {
             let logits = Guarded::new(&logits, edge);
             let mut ids = Guarded::new(&vec![-1i32; 5 * top_k], edge);
             let mut shares = empty(5 * top_k, edge);
-            router::router(
-                cx,
-                router::Choice { op: &op, bias: None, scales: None },
-                &logits,
-                &mut ids,
-                &mut shares,
-            )
-            .unwrap();
+            let choice = router::Choice { op: &op, bias: None, scales: None };
+            router::router(cx, choice, &logits, &mut ids, &mut shares).unwrap();
             finite(&shares, &(cx.isa, experts, edge));
             assert!(ids.iter().all(|id| (0..experts as i32).contains(id)));
         });

@@ -3,7 +3,7 @@ use troika_graph::{Router, Score};
 
 use crate::{Random, on_each_isa};
 
-fn op(score: Score, experts: usize, top_k: usize) -> Router {
+pub fn op(score: Score, experts: usize, top_k: usize) -> Router {
     Router {
         experts,
         top_k,
