@@ -13,6 +13,7 @@ use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::{Isa, SharedMut};
 use troika_graph::{Activation, ActivationFormat, DType};
 
+use crate::moe::run as run_experts;
 use crate::{Random, on_each_isa, with};
 
 /// Quantizes, multiplies.
@@ -311,11 +312,7 @@ fn experts_are_the_reference_to_the_bit() {
                 y.iter_mut().zip(&down).for_each(|(y, d)| *y += weights[pair] * d);
             }
             on_each_isa(2, |cx| {
-                let mut floats = vec![f32::NAN; moe::floats(rows, top_k, k, inter, activations)];
-                let mut words = vec![u32::MAX; moe::words(ids.len(), 5)];
-                let mut y = vec![f32::NAN; rows * k];
-                let memory = moe::Memory { floats: &mut floats, words: &mut words };
-                moe::experts(cx, operands, memory, &mut y).unwrap();
+                let y = run_experts(cx, operands, None).unwrap();
                 assert!(y == want, "{dtypes:?}, {rows} rows");
             });
         }
@@ -346,11 +343,7 @@ fn groups_of_experts_are_the_reference_to_the_bit() {
             let plain = |row: usize| experts.plain(row / capacity, &x[row * k..][..k]);
             let want: Vec<f32> = (0..rows).flat_map(plain).collect();
             on_each_isa(2, |cx| {
-                let mut floats = vec![f32::NAN; moe::floats(rows, 1, k, inter, activations)];
-                let mut words = vec![u32::MAX; moe::words(rows, 3)];
-                let mut y = vec![f32::NAN; rows * k];
-                let memory = moe::Memory { floats: &mut floats, words: &mut words };
-                moe::group(cx, operands, capacity, memory, &mut y).unwrap();
+                let y = run_experts(cx, operands, Some(capacity)).unwrap();
                 assert!(y == want, "{dtypes:?}, {capacity} rows of an expert");
             });
         }

@@ -8,29 +8,40 @@ use crate::{Random, on_each_isa, with};
 
 pub const DTYPES: &[DType] = DType::WEIGHTS;
 
-fn product<'a>(
-    w: WeightView<'a>,
-    b: Option<&'a [f32]>,
-    x: &'a [f32],
-    y: &'a mut [f32],
-) -> Product<'a> {
-    Product {
-        weight: w,
-        bias: b,
-        x: RowsView::dense(x, w.cols),
-        y: OutView::dense(SharedMut::new(y), w.rows),
-        pairs: false,
-        panels: false,
-    }
+/// How a product's operands lie.
+#[derive(Clone, Copy, Default)]
+struct Form {
+    pairs: bool,
+    panels: bool,
 }
 
-pub fn run(cx: &mut Context<'_>, w: WeightView<'_>, b: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+/// A product with activations in bf16, as pairs.
+const PAIRS: Form = Form { pairs: true, panels: false };
+
+fn run_as(
+    cx: &mut Context<'_>,
+    Form { pairs, panels }: Form,
+    w: WeightView<'_>,
+    bias: Option<&[f32]>,
+    x: &[f32],
+) -> Vec<f32> {
     let rows = x.len() / w.cols.max(1);
+    let width = if pairs { bf16::words(w.cols) } else { w.cols };
+    let mut words = vec![f32::NAN; rows * width];
+    if pairs {
+        bf16::round(cx, x, w.cols, true, &mut words).unwrap();
+    }
     let mut y = vec![f32::NAN; rows * w.rows];
-    let p = product(w, b, x, &mut y);
+    let out = OutView::dense(SharedMut::new(&mut y), w.rows);
+    let x = RowsView::dense(if pairs { &words } else { x }, width);
+    let p = Product { weight: w, bias, x, y: out, pairs, panels };
     // SAFETY: nobody else has the results.
     unsafe { linear(cx, rows, 1, &|_| p) }.unwrap();
     y
+}
+
+fn run(cx: &mut Context<'_>, w: WeightView<'_>, b: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
+    run_as(cx, Form::default(), w, b, x)
 }
 
 /// Within 1e-6 of the reference, relative to the sum of `|x| |w|`.
@@ -183,25 +194,6 @@ fn heads_are_products_of_slices() {
     });
 }
 
-/// A product with activations in bf16, as pairs.
-fn run_pairs(
-    cx: &mut Context<'_>,
-    (w, panels): (WeightView<'_>, bool),
-    b: Option<&[f32]>,
-    x: &[f32],
-) -> Vec<f32> {
-    let rows = x.len() / w.cols;
-    let mut words = vec![f32::NAN; rows * bf16::words(w.cols)];
-    bf16::round(cx, x, w.cols, true, &mut words).unwrap();
-    let mut y = vec![f32::NAN; rows * w.rows];
-    let out = OutView::dense(SharedMut::new(&mut y), w.rows);
-    let x = RowsView::dense(&words, bf16::words(w.cols));
-    let p = Product { weight: w, bias: b, x, y: out, pairs: true, panels };
-    // SAFETY: nobody else has the results.
-    unsafe { linear(cx, rows, 1, &|_| p) }.unwrap();
-    y
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -231,7 +223,7 @@ proptest! {
         on_each_isa(2, |cx| {
             let mut want = vec![0.0; rows * n];
             crate::reference::bf16_linear(bf16::instruction(cx.isa), &weight, b, &x, k, &mut want);
-            let got = run_pairs(cx, (w, false), b, &x);
+            let got = run_as(cx, PAIRS, w, b, &x);
             let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits());
             assert!(same, "{}: {rows} rows, {n}x{k}", cx.isa.name());
         });
@@ -255,7 +247,7 @@ proptest! {
         let (x, b) = (r.floats(rows * k), r.floats(n));
         let b = bias.then_some(&b[..]);
         let w = WeightView { dtype: DType::BF16, bytes, rows: n, cols: k };
-        on_each_isa(3, |cx| panels_are_as_stored(cx, w, b, &x));
+        on_each_isa(3, |cx| panels_are_as_stored(cx, PAIRS, w, b, &x));
     }
 }
 
@@ -268,16 +260,22 @@ fn long_parts_of_panels_of_pairs_do_not_change_bits() {
     for rows in [1, 31, 32] {
         let x = r.floats(rows * k);
         let w = WeightView { dtype: DType::BF16, bytes, rows: n, cols: k };
-        on_each_isa(1, |cx| panels_are_as_stored(cx, w, None, &x));
+        on_each_isa(1, |cx| panels_are_as_stored(cx, PAIRS, w, None, &x));
     }
 }
 
 /// Checks that a packed weight gives the bits of one as it lies in a file.
-fn panels_are_as_stored(cx: &mut Context<'_>, w: WeightView<'_>, b: Option<&[f32]>, x: &[f32]) {
+fn panels_are_as_stored(
+    cx: &mut Context<'_>,
+    form: Form,
+    w: WeightView<'_>,
+    b: Option<&[f32]>,
+    x: &[f32],
+) {
     let packed = packed(cx.isa, w);
-    let want = run_pairs(cx, (w, false), b, x);
+    let want = run_as(cx, form, w, b, x);
     let w = WeightView { bytes: bytemuck::cast_slice(&packed), ..w };
-    let got = run_pairs(cx, (w, true), b, x);
+    let got = run_as(cx, Form { panels: true, ..form }, w, b, x);
     assert!(want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()));
 }
 
@@ -310,16 +308,7 @@ proptest! {
         let (x, b) = (r.floats(rows * k + skew), r.floats(n));
         let (x, b) = (&x[skew..], bias.then_some(&b[..]));
         let w = WeightView { dtype, bytes, rows: n, cols: k };
-        on_each_isa(3, |cx| {
-            let want = run(cx, w, b, x);
-            let packed = packed(cx.isa, w);
-            let w = WeightView { bytes: bytemuck::cast_slice(&packed), ..w };
-            let mut got = vec![f32::NAN; rows * n];
-            let p = Product { panels: true, ..product(w, b, x, &mut got) };
-            // SAFETY: nobody else has the results.
-            unsafe { linear(cx, rows, 1, &|_| p) }.unwrap();
-            assert!(want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()));
-        });
+        on_each_isa(3, |cx| panels_are_as_stored(cx, Form::default(), w, b, x));
     }
 }
 
@@ -377,7 +366,7 @@ fn pairs_of_bf16_of_an_index() {
         let p = Product { weight: w, bias: None, x: x_rows, y: out, pairs: true, panels: false };
         // SAFETY: nobody else has the results.
         unsafe { linear(cx, rows, 1, &|_| p) }.unwrap();
-        assert_eq!(y, run_pairs(cx, (w, false), None, &x));
+        assert_eq!(y, run_as(cx, PAIRS, w, None, &x));
     });
 }
 

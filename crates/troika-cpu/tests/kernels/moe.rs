@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use troika_cpu::Isa;
 use troika_cpu::kernels::int8::{DTYPES, Layout, PackedView};
 use troika_cpu::kernels::linear::WeightView;
 use troika_cpu::kernels::moe::{self, Expert, Memory, Operands};
@@ -38,33 +39,22 @@ impl Case {
     }
 }
 
-fn run<W: moe::Weight>(
+/// Runs experts that rows chose, or with a capacity a group, whose last rows may be missing.
+pub fn run<W: moe::Weight>(
     cx: &mut Context<'_>,
     x: Operands<'_, Expert<'_, W>>,
+    capacity: Option<usize>,
 ) -> Result<Vec<f32>, KernelError> {
-    let rows = x.ids.len() / x.top_k;
-    let mut floats = vec![f32::NAN; moe::floats(rows, x.top_k, x.k, x.inter, x.activations)];
-    let mut words = vec![u32::MAX; moe::words(x.ids.len(), x.experts)];
-    let mut y = vec![f32::NAN; x.x.len()];
-    let memory = Memory { floats: &mut floats, words: &mut words };
-    moe::experts(cx, x, memory, &mut y)?;
-    Ok(y)
-}
-
-/// A group's rows; the last ones may be missing.
-fn run_group(
-    cx: &mut Context<'_>,
-    x: Operands<'_, Expert<'_, WeightView<'_>>>,
-    capacity: usize,
-) -> Vec<f32> {
     let rows = x.x.len() / x.k;
-    let mut floats = vec![f32::NAN; moe::floats(rows, 1, x.k, x.inter, x.activations)];
-    let mut words = vec![u32::MAX; moe::words(rows, x.experts)];
+    let mut floats = vec![f32::NAN; moe::floats(rows, x.top_k, x.k, x.inter, x.activations)];
+    let mut words = vec![u32::MAX; moe::words(rows * x.top_k, x.experts)];
     let mut y = vec![f32::NAN; x.x.len()];
     let memory = Memory { floats: &mut floats, words: &mut words };
-    moe::group(cx, Operands { top_k: 1, ids: &[], weights: &[], ..x }, capacity, memory, &mut y)
-        .unwrap();
-    y
+    match capacity {
+        None => moe::experts(cx, x, memory, &mut y)?,
+        Some(capacity) => moe::group(cx, x, capacity, memory, &mut y)?,
+    }
+    Ok(y)
 }
 
 fn choose(r: &mut Random, rows: usize, top_k: usize, experts: usize) -> Vec<i32> {
@@ -116,7 +106,7 @@ proptest! {
         crate::reference::experts(&x, &mut want);
         let scale = want.iter().fold(1.0f32, |m, w| m.max(w.abs()));
         on_each_isa(2, |cx| {
-            let got = run(cx, x).unwrap();
+            let got = run(cx, x, None).unwrap();
             for (g, w) in got.iter().zip(&want) {
                 assert!((g - w).abs() <= 1e-5 * scale, "{g} is not {w}");
             }
@@ -128,15 +118,15 @@ proptest! {
                 weights: &weights[row * top_k..],
                 ..x
             };
-            assert_eq!(run(cx, one).unwrap(), &got[row * k..]);
+            assert_eq!(run(cx, one, None).unwrap(), &got[row * k..]);
             if dtype == DType::BF16 {
                 // Activations in bf16: near the reference, and again the same bits alone.
                 let rounded = |x| Operands { activations: ActivationFormat::Bf16, ..x };
-                let got = run(cx, rounded(x)).unwrap();
+                let got = run(cx, rounded(x), None).unwrap();
                 for (g, w) in got.iter().zip(&want) {
                     assert!((g - w).abs() <= 1e-2 * scale, "{g} is not {w}");
                 }
-                assert_eq!(run(cx, rounded(one)).unwrap(), &got[row * k..]);
+                assert_eq!(run(cx, rounded(one), None).unwrap(), &got[row * k..]);
             }
         });
     }
@@ -185,9 +175,9 @@ proptest! {
         let among: Vec<f32> = order.iter().flat_map(|r| &x[r * k..][..k]).copied().collect();
         let among_ids: Vec<i32> = order.iter().map(|r| ids(*r)).collect();
         on_each_isa(2, |cx| {
-            let got = run_group(cx, operands, capacity);
+            let got = run(cx, operands, Some(capacity)).unwrap();
             let chosen = Operands { x: &among, ids: &among_ids, weights: &ones, ..operands };
-            let want = run(cx, chosen).unwrap();
+            let want = run(cx, chosen, None).unwrap();
             for (at, row) in order.iter().enumerate() {
                 assert_eq!(&want[at * k..][..k], &got[row * k..][..k], "row {row}");
             }
@@ -198,7 +188,7 @@ proptest! {
                 weights: &[1.0],
                 ..operands
             };
-            assert_eq!(run(cx, alone).unwrap(), &got[last * k..]);
+            assert_eq!(run(cx, alone, None).unwrap(), &got[last * k..]);
         });
     }
 }
@@ -223,7 +213,7 @@ fn threads_do_not_change_bits_and_bad_ids_are_refused() {
             weights: &weights,
             top_k: 2,
         };
-        (1..=3).filter_map(|t| with(troika_cpu::Isa::detect(), t, |cx| run(cx, x)).ok()).collect()
+        (1..=3).filter_map(|t| with(Isa::detect(), t, |cx| run(cx, x, None)).ok()).collect()
     };
     let all = operands(&ids);
     assert_eq!(all.len(), 3);
@@ -272,7 +262,7 @@ fn packed_experts_have_the_bits_of_stored_ones() {
                 top_k,
             };
             on_each_isa(2, |cx| {
-                let want = run(cx, operands).unwrap();
+                let want = run(cx, operands, None).unwrap();
                 let of_packed = Operands {
                     experts: 3,
                     expert: &packed as &(dyn Fn(usize) -> _ + Sync),
@@ -285,7 +275,7 @@ fn packed_experts_have_the_bits_of_stored_ones() {
                     weights: operands.weights,
                     top_k,
                 };
-                assert_eq!(run(cx, of_packed).unwrap(), want, "{dtype}, {rows} rows");
+                assert_eq!(run(cx, of_packed, None).unwrap(), want, "{dtype}, {rows} rows");
             });
         }
     }

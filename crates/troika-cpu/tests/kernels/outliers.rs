@@ -6,7 +6,7 @@ use troika_graph::blocks::dequantize;
 use troika_graph::quantize::quantize;
 use troika_graph::{ActivationFormat, DType, Rounding, ScaleOrigin};
 
-use crate::{cases, on_each_isa};
+use crate::{Random, cases, on_each_isa};
 
 #[test]
 fn the_columns_of_most_outliers_are_held() {
@@ -36,13 +36,9 @@ proptest! {
         seed in any::<u32>(),
     ) {
         let k = 32 * blocks;
-        let mut state = u64::from(seed) | 1;
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
-        };
-        let x: Vec<f32> = (0..rows * k).map(|_| random() * 2.0).collect();
-        let w: Vec<f32> = (0..n * k).map(|_| random()).collect();
+        let mut r = Random(seed.into());
+        let x: Vec<f32> = r.floats(rows * k).iter().map(|x| x * 4.0).collect();
+        let w: Vec<f32> = r.floats(n * k).iter().map(|w| w * 2.0).collect();
         let mut bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
         let mut values = w;
         if dtype.is_quantized() {
