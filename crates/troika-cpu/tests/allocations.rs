@@ -3,16 +3,17 @@
 #![allow(clippy::unwrap_used, unsafe_code)]
 #![allow(missing_docs)]
 
+#[path = "device/bench.rs"]
+mod bench;
 #[path = "device/store.rs"]
 mod store;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::sync_channel;
 
-use store::Store;
-use troika_cpu::{CpuDevice, CpuOptions};
+use bench::Bench;
+use store::{Store, linear};
 use troika_device::*;
 use troika_graph::*;
 
@@ -60,12 +61,7 @@ fn graph() -> (Subgraph, Store) {
     let x = b.input("x", 64, DType::F32);
     let rms = Op::RmsNorm { weight: Some(norm), eps: 1e-6, offset: 1.0, group: 64 };
     let n = b.op("n", rms, &[x], 64);
-    let logits = b.op(
-        "logits",
-        Op::Linear { weight: router, bias: None, activations: ActivationFormat::F32, form: None },
-        &[n],
-        4,
-    );
+    let logits = b.op("logits", linear(router, ActivationFormat::F32), &[n], 4);
     let score = Score::Softmax;
     let (groups, bias, expert_scales) = (None, None, None);
     let (top_k, normalize, scale) = (2, true, 1.0);
@@ -79,15 +75,12 @@ fn graph() -> (Subgraph, Store) {
 
 #[test]
 fn a_warm_queue_allocates_nothing_per_op() {
-    let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
-    let device = CpuDevice::new(options).unwrap();
+    let mut bench = Bench::new("cpu", 2);
     let (graph, store) = graph();
-    let weights = Weights::compiled(&device, &graph, &store).unwrap();
+    let weights = Weights::compiled(&bench.device, &graph, &store).unwrap();
     let bind = || vec![View::whole(&Buffer::zeroed(8 * 64 * 4).unwrap())];
     let bindings = Arc::new(Bindings { inputs: bind(), states: vec![], outputs: bind() });
     let forward = Arc::new(ForwardBatch::default());
-    let (send, done) = sync_channel(8);
-    let mut queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
     let mut list = CommandList::default();
     let mut runs = |n: usize| {
         let before = COUNT.load(Ordering::Relaxed);
@@ -98,8 +91,7 @@ fn a_warm_queue_allocates_nothing_per_op() {
                 let work = Work::Run(Run { weights, bindings, rows: 8, forward });
                 list.tasks.push(Submission { tag: 0, work });
             }
-            queue.submit(std::mem::take(&mut list)).unwrap();
-            let completion = done.recv().unwrap();
+            let completion = bench.complete(std::mem::take(&mut list));
             completion.outcome.unwrap();
             list = completion.list;
         }

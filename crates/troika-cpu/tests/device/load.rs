@@ -5,7 +5,7 @@ use std::sync::Arc;
 use troika_device::*;
 use troika_graph::*;
 
-use super::store::Store;
+use super::store::{Store, linear};
 use super::{Bench, floats, read, task};
 
 /// `y = norm(x) * w^T + x` and `z = y * v^T` on the given weights: one packed with a vector in
@@ -26,10 +26,9 @@ fn layer(name: &str, store: &Store) -> Subgraph {
     let x = b.input(&format!("{name} x"), 32, DType::F32);
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 32 };
     let n = b.op("n", op, &[x], 32);
-    let op = |weight, activations| Op::Linear { weight, bias: None, activations, form: None };
-    let y = b.op("y", op(w, ActivationFormat::INT8), &[n], 32);
+    let y = b.op("y", linear(w, ActivationFormat::INT8), &[n], 32);
     let y = b.op("sum", Op::Add, &[y, x], 32);
-    let z = b.op("z", op(v, ActivationFormat::F32), &[y], 16);
+    let z = b.op("z", linear(v, ActivationFormat::F32), &[y], 16);
     b.output(z);
     b.finish().unwrap()
 }
@@ -155,8 +154,7 @@ fn slices_of_one_shape_share_code() {
         let slice = Some(WeightSlice::Rows { first, of: 32 });
         let weight = b.weight(WeightDecl { rows: 8, slice, ..whole.clone() });
         let x = b.input("x", 4, DType::F32);
-        let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32, form: None };
-        let y = b.op("y", op, &[x], 8);
+        let y = b.op("y", linear(weight, ActivationFormat::F32), &[x], 8);
         b.output(y);
         b.finish().unwrap()
     };

@@ -3,6 +3,7 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 #![allow(missing_docs)]
 
+mod bench;
 mod load;
 mod store;
 mod views;
@@ -10,45 +11,27 @@ mod views;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::sync_channel;
 
 use proptest::prelude::*;
 use troika_cpu::{CpuDevice, CpuOptions, Isa};
 use troika_device::*;
 use troika_graph::*;
 
-use store::Store;
-
-struct Bench {
-    device: CpuDevice,
-    queue: Box<dyn Queue>,
-    done: Receiver<Completion>,
-}
+use bench::Bench;
+use store::{Store, linear};
 
 impl Bench {
-    fn new(name: &str, threads: usize) -> Bench {
-        Bench::with(CpuOptions { name: name.into(), threads, ..CpuOptions::default() })
-    }
-
     /// A device that uses float weights as stored, without packing them.
     fn scalar(threads: usize) -> Bench {
         let isa = Some(Isa::Scalar);
         Bench::with(CpuOptions { name: "cpu".into(), threads, isa, ..CpuOptions::default() })
     }
 
-    fn with(options: CpuOptions) -> Bench {
-        let device = CpuDevice::new(options).unwrap();
-        let (send, done) = sync_channel(8);
-        let queue = device.queue(3, Arc::new(RealClock::new()), send).unwrap();
-        Bench { device, queue, done }
-    }
-
     fn run(&mut self, runs: Vec<Run>) -> Completion {
         let tasks = submissions(runs);
-        self.queue
-            .submit(CommandList { id: 9, tasks, timed: true, ..CommandList::default() })
-            .unwrap();
-        let c = self.done.recv().unwrap();
+        let list = CommandList { id: 9, tasks, timed: true, ..CommandList::default() };
+        let c = self.complete(list);
         assert_eq!((c.queue, c.list.id, c.list.tasks.len()), (3, 9, 0));
         c
     }
@@ -87,12 +70,7 @@ fn small(max_rows: usize) -> (Subgraph, Store) {
     let mut b = SubgraphBuilder::new("small", max_rows);
     let w = b.weight(store.add("w", 4, 4, |i| (i / 4) as f32));
     let x = b.input("x", 4, DType::F32);
-    let y = b.op(
-        "y",
-        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, form: None },
-        &[x],
-        4,
-    );
+    let y = b.op("y", linear(w, ActivationFormat::F32), &[x], 4);
     let z = b.op("z", Op::Add, &[y, x], 4);
     b.output(z);
     (b.finish().unwrap(), store)
@@ -134,12 +112,7 @@ fn products_of_one_input_have_the_bits_they_have_alone() {
         let x = b.input("x", k, DType::F32);
         for i in used.clone() {
             let w = b.weight(decls[i].clone());
-            let op = Op::Linear {
-                weight: w,
-                bias: None,
-                activations: ActivationFormat::INT8,
-                form: None,
-            };
+            let op = linear(w, ActivationFormat::INT8);
             let y = b.op("y", op.clone(), &[x], widths[i]);
             b.op("unused", op, &[x], widths[i]);
             b.output(y);

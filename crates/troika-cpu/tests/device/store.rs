@@ -5,7 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use troika_device::*;
-use troika_graph::{DType, WeightDecl};
+use troika_graph::{ActivationFormat, DType, Op, WeightDecl, WeightRef};
+
+/// A product without a bias.
+pub fn linear(weight: WeightRef, activations: ActivationFormat) -> Op {
+    Op::Linear { weight, bias: None, activations, form: None }
+}
 
 /// Weights in memory.
 #[derive(Clone, Default)]

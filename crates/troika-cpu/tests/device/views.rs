@@ -5,7 +5,7 @@ use std::sync::Arc;
 use troika_device::*;
 use troika_graph::*;
 
-use super::store::Store;
+use super::store::{Store, linear};
 use super::{Bench, floats, ints, read, small, small_attention, submissions, task};
 
 /// Weight types with activation formats.
@@ -199,12 +199,7 @@ fn all_values_may_lie_apart() {
     let mut store = Store::default();
     let w = b.weight(store.add("w", 4, 4, |i| i as f32));
     let xv = b.input("x", 4, DType::F32);
-    let p = b.op(
-        "p",
-        Op::Linear { weight: w, bias: None, activations: ActivationFormat::F32, form: None },
-        &[xv],
-        4,
-    );
+    let p = b.op("p", linear(w, ActivationFormat::F32), &[xv], 4);
     let z = b.op("z", Op::Scale { factor: 2.0 }, &[p], 4);
     b.output(p);
     b.output(z);

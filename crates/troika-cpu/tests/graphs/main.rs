@@ -4,81 +4,67 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 #![allow(missing_docs)]
 
+#[path = "../device/bench.rs"]
+mod bench;
 mod mutate;
 mod ops;
+#[path = "../kernels/random.rs"]
+mod random;
 #[path = "../device/store.rs"]
 mod store;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 
-use mutate::{Random, mutate};
+use bench::Bench;
+use mutate::mutate;
 use ops::{Case, cases, wrong_graphs};
+use random::Random;
 use store::{Store, aligned};
-use troika_cpu::{CpuDevice, CpuOptions};
 use troika_device::*;
 use troika_graph::{DType, Dim, Op, StateKind, Subgraph, Value};
-
-pub struct Bench {
-    device: CpuDevice,
-    queue: Box<dyn Queue>,
-    done: Receiver<Completion>,
-}
 
 /// The most bytes of a run that is tried.
 const BYTES: usize = 64 << 20;
 /// Positions of a cache.
 const POSITIONS: usize = 64;
 
-impl Bench {
-    pub fn open() -> Bench {
-        let options = CpuOptions { name: "cpu".into(), threads: 2, ..CpuOptions::default() };
-        let device = CpuDevice::new(options).unwrap();
-        let (send, done) = sync_channel(8);
-        let queue = device.queue(0, Arc::new(RealClock::new()), send).unwrap();
-        Bench { device, queue, done }
+/// Compiles a subgraph and runs it on some rows, with memory of the right shapes. `None` if
+/// that would take too much memory.
+fn run(bench: &mut Bench, g: &Subgraph, store: &Store) -> Option<Result<(), DeviceError>> {
+    let weights = match Weights::compiled(&bench.device, g, store) {
+        Ok(weights) => weights,
+        Err(e) => return Some(Err(e)),
+    };
+    let bound = || g.inputs.iter().chain(&g.outputs).map(|id| g.value(*id));
+    let rows = bound().map(|v| v.shape.0[0]).map(|d| match d {
+        Dim::Fixed(n) => n,
+        d => d.bound().min(3),
+    });
+    let rows = rows.min().unwrap_or(1);
+    let all = bound().map(|v| bytes(v, rows));
+    let all: usize = all.chain(g.states.iter().map(|s| bytes(g.value(*s), POSITIONS))).sum();
+    if all > BYTES || weights.executable().scratch_bytes() > BYTES as u64 {
+        return None;
     }
-
-    /// Compiles a subgraph and runs it on some rows, with memory of the right shapes. `None` if
-    /// that would take too much memory.
-    pub fn run(&mut self, g: &Subgraph, store: &Store) -> Option<Result<(), DeviceError>> {
-        let weights = match Weights::compiled(&self.device, g, store) {
-            Ok(weights) => weights,
-            Err(e) => return Some(Err(e)),
-        };
-        let bound = || g.inputs.iter().chain(&g.outputs).map(|id| g.value(*id));
-        let rows = bound().map(|v| v.shape.0[0]).map(|d| match d {
-            Dim::Fixed(n) => n,
-            d => d.bound().min(3),
-        });
-        let rows = rows.min().unwrap_or(1);
-        let all = bound().map(|v| bytes(v, rows));
-        let all: usize = all.chain(g.states.iter().map(|s| bytes(g.value(*s), POSITIONS))).sum();
-        if all > BYTES || weights.executable().scratch_bytes() > BYTES as u64 {
-            return None;
-        }
-        let bind = |v: &Value, rows: usize| View::whole(&filled(v, rows));
-        let bindings = Bindings {
-            inputs: g.inputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
-            states: g.states.iter().map(|id| bind(g.value(*id), POSITIONS)).collect(),
-            outputs: g.outputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
-        };
-        let pages = vec![2, 0, 3];
-        let table = |kind| PageTable::new(kind, 16, pages.clone());
-        let paged = StateKind::Paged(None);
-        let tables = [paged, paged, StateKind::Fixed, paged].map(table).to_vec();
-        let seq = SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables };
-        let run = Run {
-            weights,
-            bindings: Arc::new(bindings),
-            rows,
-            forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
-        };
-        let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
-        self.queue.submit(CommandList { tasks, ..CommandList::default() }).unwrap();
-        let outcome = self.done.recv().unwrap().outcome;
-        Some(outcome)
-    }
+    let bind = |v: &Value, rows: usize| View::whole(&filled(v, rows));
+    let bindings = Bindings {
+        inputs: g.inputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
+        states: g.states.iter().map(|id| bind(g.value(*id), POSITIONS)).collect(),
+        outputs: g.outputs.iter().map(|id| bind(g.value(*id), rows)).collect(),
+    };
+    let pages = vec![2, 0, 3];
+    let table = |kind| PageTable::new(kind, 16, pages.clone());
+    let paged = StateKind::Paged(None);
+    let tables = [paged, paged, StateKind::Fixed, paged].map(table).to_vec();
+    let seq = SeqRows { seq: 0, rows: 0..rows, pos: 5, known_len: 5 + rows, tables };
+    let run = Run {
+        weights,
+        bindings: Arc::new(bindings),
+        rows,
+        forward: Arc::new(ForwardBatch { seqs: vec![seq] }),
+    };
+    let tasks = vec![Submission { tag: 0, work: Work::Run(run) }];
+    Some(bench.complete(CommandList { tasks, ..CommandList::default() }).outcome)
 }
 
 fn bytes(v: &Value, rows: usize) -> usize {
@@ -105,11 +91,11 @@ fn check_sentence(e: &DeviceError) {
 
 #[test]
 fn graphs_of_every_op_run() {
-    let mut bench = Bench::open();
+    let mut bench = Bench::new("cpu", 2);
     let names: Vec<&str> = cases()
         .iter()
         .map(|case| {
-            bench.run(&case.graph, &case.store).unwrap().unwrap();
+            run(&mut bench, &case.graph, &case.store).unwrap().unwrap();
             case.graph.nodes.last().unwrap().op.name()
         })
         .collect();
@@ -120,7 +106,7 @@ fn graphs_of_every_op_run() {
 
 #[test]
 fn graphs_that_are_wrong_in_one_way_are_refused() {
-    let bench = Bench::open();
+    let bench = Bench::new("cpu", 2);
     let cases = cases();
     for wrong in wrong_graphs() {
         let case = cases.iter().find(|c| c.name == wrong.case).expect(wrong.case);
@@ -142,7 +128,7 @@ fn graphs_that_are_wrong_in_one_way_are_refused() {
 /// A weight other than declared, in each way and for each weight.
 #[test]
 fn weights_that_are_not_as_declared_are_refused() {
-    let bench = Bench::open();
+    let bench = Bench::new("cpu", 2);
     let mut refused = 0;
     for case in cases() {
         for name in case.store.names() {
@@ -180,14 +166,14 @@ fn spoil(data: &mut WeightData, way: usize) {
 
 #[test]
 fn graphs_changed_at_random_run_or_are_refused() {
-    let mut bench = Bench::open();
+    let mut bench = Bench::new("cpu", 2);
     let cases: Vec<Case> = cases();
     let mut r = Random(0x7201);
     let (mut ran, mut refused) = (0, 0);
     for turn in 0..12_000 {
         let case = &cases[turn % cases.len()];
         let Some(graph) = mutate(&case.graph, &mut r) else { continue };
-        match bench.run(&graph, &case.store) {
+        match run(&mut bench, &graph, &case.store) {
             Some(Ok(())) => ran += 1,
             Some(Err(e)) => {
                 // A panic of a kernel would be a failure of the device itself.

@@ -105,8 +105,7 @@ fn feed_forward() -> Case {
     let (gate, up) = (b.weight(DType::Q8_0, 96, 64), b.weight(DType::Q8_0, 96, 64));
     let down = b.weight(DType::Q8_0, 64, 96);
     let x = b.floats(64);
-    let product =
-        |weight| Op::Linear { weight, bias: None, activations: ActivationFormat::INT8, form: None };
+    let product = |weight| crate::store::linear(weight, ActivationFormat::INT8);
     let op = Op::RmsNorm { weight: Some(norm), eps: 1e-5, offset: 0.0, group: 64 };
     let n = b.b.op("n", op, &[x], 64);
     let g = b.b.op("g", product(gate), &[n], 96);

@@ -20,12 +20,14 @@ mod int8;
 mod linear;
 mod moe;
 mod outliers;
+mod random;
 mod recurrence;
 mod reference;
 mod router;
 mod threads;
 
 use proptest::test_runner::Config as ProptestConfig;
+use random::Random;
 use troika_cpu::kernels::Context;
 use troika_cpu::{Isa, PerWorker, Pool};
 use troika_graph::DType;
@@ -109,17 +111,7 @@ pub fn with<T>(isa: Isa, threads: usize, f: impl FnOnce(&mut Context<'_>) -> T) 
     f(&mut Context { pool: &mut pool, isa, scratch })
 }
 
-/// A small generator: splitmix64.
-pub struct Random(pub u64);
-
 impl Random {
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// Between -1 and 1.
     pub fn float(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
@@ -127,10 +119,6 @@ impl Random {
 
     pub fn floats(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.float()).collect()
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
     }
 
     /// Random elements of a weight type. Block bytes are random but for their scales, which are
