@@ -42,12 +42,6 @@ fn choices(rows: usize) -> (Vec<i32>, Vec<f32>) {
     ((0..rows * TOP_K).map(id).collect(), vec![0.25; rows * TOP_K])
 }
 
-/// Operations of all pairs, and bytes of the experts used, `bytes` each.
-fn counters(rows: usize, bytes: usize) -> (ItemsCount, BytesCount) {
-    let used = (rows * TOP_K).min(EXPERTS);
-    (ItemsCount::new(rows * TOP_K * 3 * 2 * K * INTER), BytesCount::new(used * bytes))
-}
-
 #[divan::bench(args = cases(&[DType::BF16]), sample_count = 12)]
 fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
     let bytes: Vec<Vec<u8>> = (0..EXPERTS).map(|_| weight(c.dtype, K * INTER)).collect();
@@ -55,30 +49,7 @@ fn experts_float(bencher: Bencher<'_, '_>, c: Case) {
         let view = |rows, cols| WeightView { dtype: c.dtype, bytes: &bytes[e], rows, cols };
         Expert { gate: view(INTER, K), up: view(INTER, K), down: view(K, INTER), bias: [None; 3] }
     };
-    let (ids, weights) = choices(c.rows);
-    let x = floats(c.rows * K);
-    let mut y = vec![0.0; x.len()];
-    let mut room = vec![0.0; moe::floats(c.rows, TOP_K, K, INTER, ActivationFormat::F32)];
-    let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
-    let (items, size) = counters(c.rows, 3 * bytes[0].len());
-    with(c.isa, |cx| {
-        bencher.counter(items).counter(size).bench_local(|| {
-            let x = Operands {
-                experts: EXPERTS,
-                expert: &expert,
-                act: Activation::Silu,
-                x: &x,
-                activations: ActivationFormat::F32,
-                k: K,
-                inter: INTER,
-                ids: &ids,
-                weights: &weights,
-                top_k: TOP_K,
-            };
-            let memory = Memory { floats: &mut room, words: &mut words };
-            moe::experts(cx, x, memory, &mut y).expect("no panic")
-        });
-    });
+    run(bencher, c, &expert, ActivationFormat::F32, 3 * bytes[0].len());
 }
 
 #[divan::bench(args = cases(&[DType::Q8_0, DType::Q4_0, DType::Q4_K]), sample_count = 12)]
@@ -97,20 +68,33 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
             bias: [None; 3],
         }
     };
+    run(bencher, c, &expert, ActivationFormat::INT8, 2 * up.bytes() + down.bytes());
+}
+
+/// Runs experts of `bytes` bytes each. It counts the operations of all pairs, and the bytes of the
+/// experts used.
+fn run<'e, W: moe::Weight>(
+    bencher: Bencher<'_, '_>,
+    c: Case,
+    expert: &(dyn Fn(usize) -> Expert<'e, W> + Sync),
+    activations: ActivationFormat,
+    bytes: usize,
+) {
     let (ids, weights) = choices(c.rows);
     let x = floats(c.rows * K);
     let mut y = vec![0.0; x.len()];
-    let mut room = vec![0.0; moe::floats(c.rows, TOP_K, K, INTER, ActivationFormat::INT8)];
+    let mut room = vec![0.0; moe::floats(c.rows, TOP_K, K, INTER, activations)];
     let mut words = vec![0; moe::words(ids.len(), EXPERTS)];
-    let (items, size) = counters(c.rows, 2 * up.bytes() + down.bytes());
+    let items = ItemsCount::new(c.rows * TOP_K * 3 * 2 * K * INTER);
+    let size = BytesCount::new((c.rows * TOP_K).min(EXPERTS) * bytes);
     with(c.isa, |cx| {
         bencher.counter(items).counter(size).bench_local(|| {
             let x = Operands {
                 experts: EXPERTS,
-                expert: &expert,
+                expert,
                 act: Activation::Silu,
                 x: &x,
-                activations: ActivationFormat::INT8,
+                activations,
                 k: K,
                 inter: INTER,
                 ids: &ids,
