@@ -17,24 +17,21 @@ pub(crate) struct ExpertWeights<M> {
     bias: [Option<VectorAt>; 3],
 }
 
-impl<M: Copy> ExpertWeights<M> {
-    /// In the kernel's form, with `view` applied to each weight.
-    pub fn view<'a, W>(&self, of: &'a Loaded, view: impl Fn(M) -> W) -> moe::Expert<'a, W> {
-        let bias = self.bias.map(|b| of.vector_if(b));
-        moe::Expert { gate: view(self.gate), up: view(self.up), down: view(self.down), bias }
-    }
-}
-
 impl<M: ExpertView> ExpertWeights<M> {
-    /// In the kernel's form, with these bytes.
-    pub fn view_of<'b>(
+    /// In the kernel's form, with these bytes if they were read from disk.
+    pub fn view<'b>(
         &self,
         of: &'b Loaded,
-        [gate, up, down]: &'b ExpertBytes,
+        bytes: Option<&'b ExpertBytes>,
     ) -> moe::Expert<'b, M::View<'b>> {
+        let view = |at: M, part: usize| at.view(of, bytes.map(|bytes| &bytes[part][..]));
         let bias = self.bias.map(|b| of.vector_if(b));
-        let (gate, up) = (self.gate.view_of(of, gate), self.up.view_of(of, up));
-        moe::Expert { gate, up, down: self.down.view_of(of, down), bias }
+        moe::Expert {
+            gate: view(self.gate, 0),
+            up: view(self.up, 1),
+            down: view(self.down, 2),
+            bias,
+        }
     }
 }
 
@@ -43,6 +40,8 @@ impl<M: ExpertView> ExpertWeights<M> {
 pub(crate) struct ExpertsCode {
     /// The op's number among the graph's ops of experts.
     pub number: usize,
+    /// Experts.
+    pub count: usize,
     /// Rows of each expert, if they are a group.
     pub capacity: Option<usize>,
     /// Columns between up and down.
@@ -52,17 +51,12 @@ pub(crate) struct ExpertsCode {
 }
 
 /// Records the memory that experts need; returns the bytes that a worker needs.
-pub(super) fn needs(
-    exe: &mut Executable,
-    op: &CompiledOp,
-    of: &ExpertsCode,
-    experts: usize,
-) -> usize {
+pub(super) fn needs(exe: &mut Executable, op: &CompiledOp, of: &ExpertsCode) -> usize {
     let k = exe.slots[op.inputs[0]].cols;
     let top_k = of.capacity.map_or_else(|| exe.slots[op.inputs[1]].cols, |_| 1);
     let floats = moe::floats(1, top_k, k, of.inter, of.activations);
     exe.work_floats = exe.work_floats.max(floats);
-    let words = moe::words(0, experts);
+    let words = moe::words(0, of.count);
     exe.work_words = (exe.work_words.0.max(top_k), exe.work_words.1.max(words));
     moe::worker_floats()
 }
@@ -102,7 +96,8 @@ impl Compiler<'_> {
         let all = self.graph.nodes.iter().filter(of_experts);
         let number = all.take_while(|n| !std::ptr::eq(*n, node)).count();
         let (inter, activations) = (self.graph.weight(e.gate[0]).rows, e.activations);
-        let of = ExpertsCode { number, capacity, inter, act: e.act, activations };
+        let (count, act) = (e.gate.len(), e.act);
+        let of = ExpertsCode { number, count, capacity, inter, act, activations };
         if matches!(activations, ActivationFormat::Int(_)) || activations.is_halves() {
             self.made(node.op.name(), activations)?;
         }

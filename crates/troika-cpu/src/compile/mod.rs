@@ -314,23 +314,17 @@ fn needs(exe: &mut Executable, op: &CompiledOp) {
             exe.attentions.push(op.clone());
         }
         Code::PackedLinear { kinds, before, .. } => {
-            worker = int8::scratch_floats();
-            if before.is_some() {
-                worker = worker.max(exe.slots[op.inputs[0]].cols);
-            }
-            let each = int8::floats(exe.slots[op.inputs[0]].cols);
-            exe.work_floats = exe.work_floats.max(each * kinds.len());
-        }
-        Code::PackedExperts { experts, of } => {
-            worker = experts::needs(exe, op, of, experts.len());
+            let cols = exe.slots[op.inputs[0]].cols;
+            worker = if before.is_some() { cols } else { 0 };
+            exe.work_floats = exe.work_floats.max(int8::floats(cols) * kinds.len());
         }
         // As floats: without instructions for pairs, rounded activations stay floats.
         Code::Linear { bf16: true, .. } => {
             exe.work_floats = exe.work_floats.max(exe.slots[op.inputs[0]].cols);
         }
         Code::Router { op, .. } => worker = router::worker_floats(op),
-        Code::Experts { experts, of } => {
-            worker = experts::needs(exe, op, of, experts.len());
+        Code::Experts { of, .. } | Code::PackedExperts { of, .. } => {
+            worker = experts::needs(exe, op, of);
         }
         _ => {}
     }
@@ -376,7 +370,7 @@ impl Compiler<'_> {
             let why = format!("{rows}x{cols} {dtype} has no integer path");
             return Err(DeviceError::Weight { name: decl.name.to_string(), why });
         };
-        Ok(self.weights.packed(w, layout))
+        Ok(self.weights.packed(w, Form::Packed(layout)))
     }
 
     /// A product in bytes with one scale for all inputs and one for each row of the weight.
@@ -391,7 +385,7 @@ impl Compiler<'_> {
         let Some((layout, format)) = layout.zip(activations.converted_numbers()) else {
             return self.refuse("linear", format!("{cols} columns are not in groups of 32"));
         };
-        let packed = self.weights.packed_as(weight, Form::RowBytes(layout, format));
+        let packed = self.weights.packed(weight, Form::RowBytes(layout, format));
         let kind = Quantization::of(DType::Q8_0, ActivationFormat::INT8);
         let weights = smallvec![(packed, self.vector_if(bias), kind)];
         let before = Some(Box::new(Code::CalibratedInput(packed)));

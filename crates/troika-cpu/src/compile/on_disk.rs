@@ -15,28 +15,30 @@ use crate::kernels::linear::WeightView;
 use crate::kernels::moe;
 use crate::machine::Isa;
 
-/// Where code finds a weight of an expert that is read from disk.
+/// Where code finds a weight of an expert, which may be read from disk.
 pub(crate) trait ExpertView: Copy + Sync {
     /// In the kernel's form.
     type View<'b>: moe::Weight;
 
-    /// The weight with these bytes.
-    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> Self::View<'b>;
+    /// The weight, with these bytes if it was read from disk.
+    fn view<'b>(self, of: &'b Loaded, bytes: Option<&'b [u8]>) -> Self::View<'b>;
 }
 
 impl ExpertView for MatrixAt {
     type View<'b> = WeightView<'b>;
 
-    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> WeightView<'b> {
-        WeightView { bytes, ..of.matrix(self).view() }
+    fn view<'b>(self, of: &'b Loaded, bytes: Option<&'b [u8]>) -> WeightView<'b> {
+        let view = of.matrix(self).view();
+        WeightView { bytes: bytes.unwrap_or(view.bytes), ..view }
     }
 }
 
 impl ExpertView for PackedAt {
     type View<'b> = PackedView<'b>;
 
-    fn view_of<'b>(self, of: &'b Loaded, bytes: &'b [u8]) -> PackedView<'b> {
-        PackedView { bytes, ..of.packed(self) }
+    fn view<'b>(self, of: &'b Loaded, bytes: Option<&'b [u8]>) -> PackedView<'b> {
+        let view = of.packed(self);
+        PackedView { bytes: bytes.unwrap_or(view.bytes), ..view }
     }
 }
 
@@ -111,7 +113,7 @@ fn keep(
         _ => "rows".into(),
     };
     let form = match form {
-        Form::Packed(layout) => (ROWS, layout.panel_bytes(), Some(layout)),
+        Form::Packed(layout) => (ROWS, layout.panel, Some(layout)),
         _ => (1, row, None),
     };
     let (panel_rows, panel, packed) = form;

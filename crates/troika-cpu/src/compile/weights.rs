@@ -86,11 +86,7 @@ impl Needs {
         VectorAt(self.at(weight, Form::Vector, |f| matches!(f, Form::Vector)))
     }
 
-    pub fn packed(&mut self, weight: WeightRef, layout: Layout) -> PackedAt {
-        self.packed_as(weight, Form::Packed(layout))
-    }
-
-    pub fn packed_as(&mut self, weight: WeightRef, form: Form) -> PackedAt {
+    pub fn packed(&mut self, weight: WeightRef, form: Form) -> PackedAt {
         PackedAt(self.at(weight, form, |f| matches!(f, Form::Packed(_) | Form::RowBytes(..))))
     }
 
@@ -115,10 +111,6 @@ impl Matrix {
         WeightView { dtype: self.dtype, bytes: &self.bytes, rows: self.rows, cols: self.cols }
     }
 }
-
-/// A vector in f32.
-#[derive(Debug)]
-struct Vector(WeightBytes);
 
 /// A packed weight.
 #[derive(Debug)]
@@ -157,7 +149,8 @@ pub(crate) struct Loaded {
     /// The names of its values.
     values: Vec<String>,
     matrices: Vec<Matrix>,
-    vectors: Vec<Vector>,
+    /// Of f32.
+    vectors: Vec<WeightBytes>,
     packed: Vec<PackedMatrix>,
     outliers: Vec<OutlierMatrix>,
     /// The names of its weights.
@@ -244,7 +237,7 @@ impl Loaded {
 
     pub fn vector(&self, at: VectorAt) -> &[f32] {
         // Checked when made.
-        bytemuck::try_cast_slice(&self.vectors[at.0].0).unwrap_or(&[])
+        bytemuck::try_cast_slice(&self.vectors[at.0]).unwrap_or(&[])
     }
 
     pub fn vector_if(&self, at: Option<VectorAt>) -> Option<&[f32]> {
@@ -327,7 +320,7 @@ impl Loader<'_> {
 
     /// A vector converted once to f32, or the columns of a matrix one after another. If the graph
     /// reads some columns only, just these.
-    fn vector(&self) -> Result<Vector, DeviceError> {
+    fn vector(&self) -> Result<WeightBytes, DeviceError> {
         let decl = self.decl;
         let (rows, all_cols) = decl.stored();
         let name = if rows == 1 { "f32" } else { "f32 columns" };
@@ -353,7 +346,7 @@ impl Loader<'_> {
             return self.wrong("does not have the columns");
         };
         match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
-            Ok(_) => Ok(Vector(bytes)),
+            Ok(_) => Ok(bytes),
             Err(e) => self.wrong(e.to_string()),
         }
     }
@@ -411,9 +404,9 @@ impl Loader<'_> {
     /// A weight packed once for all users; its raw bytes are not kept.
     fn packed(&self, layout: Layout) -> Result<PackedMatrix, DeviceError> {
         let name = layout.name();
-        let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel_bytes(), keep: true };
+        let form = PackLayout { name: &name, rows: ROWS, panel: layout.panel, keep: true };
         let Packed { bytes, stored } = self.pack(form, &|raw, out| layout.pack_panels(raw, out))?;
-        let layout = if stored { layout.as_stored() } else { layout };
+        let layout = Layout { stored, ..layout };
         Ok(PackedMatrix { layout, bytes, input: None })
     }
 

@@ -212,21 +212,9 @@ impl<'a> Operands<'a> {
                     }
                     Ok(())
                 }
-                Code::Experts { experts, of } => match exe.experts_on_disk(of.number) {
-                    None => {
-                        let expert = |i: usize| experts[i].view(exe, |at| exe.matrix(at).view());
-                        self.experts(cx, of, experts.len(), &expert, work)
-                    }
-                    Some(disk) => self.experts_on_disk(cx, of, experts, disk, work),
-                },
+                Code::Experts { experts, of } => self.experts(cx, of, experts, work),
                 Code::PackedLinear { .. } => self.packed_linear(cx, task.rows, work.floats),
-                Code::PackedExperts { experts, of } => match exe.experts_on_disk(of.number) {
-                    None => {
-                        let expert = |i: usize| experts[i].view(exe, |at| exe.packed(at));
-                        self.experts(cx, of, experts.len(), &expert, work)
-                    }
-                    Some(disk) => self.experts_on_disk(cx, of, experts, disk, work),
-                },
+                Code::PackedExperts { experts, of } => self.experts(cx, of, experts, work),
                 Code::Element(op) => self.element(cx, *op, task.rows),
                 _ => self.columns(cx),
             }
@@ -467,17 +455,22 @@ impl<'a> Operands<'a> {
 
     /// # Safety
     /// As for `run`.
-    unsafe fn experts<W: moe::Weight>(
+    unsafe fn experts<M: ExpertView>(
         &self,
         cx: &mut Context<'_>,
         of: &ExpertsCode,
-        experts: usize,
-        expert: &(dyn Fn(usize) -> moe::Expert<'a, W> + Sync),
+        experts: &[ExpertWeights<M>],
         work: &mut moe::Memory<'_>,
     ) -> Result<(), KernelError> {
+        if let Some(disk) = self.exe.experts_on_disk(of.number) {
+            // SAFETY: by the caller.
+            return unsafe { self.experts_on_disk(cx, of, experts, disk, work) };
+        }
+        let expert: &(dyn Fn(usize) -> moe::Expert<'a, M::View<'a>> + Sync) =
+            &|e| experts[e].view(self.exe, None);
         // SAFETY: by the caller.
         let ((x, memory), y) =
-            unsafe { (self.operands_of_experts(of, (experts, expert), work), self.output(0)) };
+            unsafe { (self.operands_of_experts(of, expert, work), self.output(0)) };
         match of.capacity {
             Some(capacity) => moe::group(cx, x, capacity, memory, y),
             None => moe::experts(cx, x, memory, y),
@@ -498,10 +491,9 @@ impl<'a> Operands<'a> {
     ) -> Result<(), KernelError> {
         // Their weights come with each wave.
         let expert: &(dyn Fn(usize) + Sync) = &|_| ();
-        let count = experts.len();
         // SAFETY: by the caller.
         let ((x, memory), y) =
-            unsafe { (self.operands_of_experts(of, (count, expert), work), self.output(0)) };
+            unsafe { (self.operands_of_experts(of, expert, work), self.output(0)) };
         let y: &mut [f32] = y;
         let tokens = y.len() / x.k.max(1);
         let row = Some(x.x).filter(|_| tokens == 1);
@@ -519,7 +511,7 @@ impl<'a> Operands<'a> {
             disk.take(left, &mut taken).map_err(unreadable)?;
             let (wave, rest) = left.split_at(taken.len().min(left.len()));
             wave.iter().enumerate().for_each(|(i, (e, _))| place[*e as usize] = i);
-            let expert = |e: usize| experts[e].view_of(self.exe, &taken[place[e]]);
+            let expert = |e: usize| experts[e].view(self.exe, Some(&taken[place[e]]));
             run.wave(cx, &expert, wave.len())?;
             left = rest;
         }
@@ -531,14 +523,14 @@ impl<'a> Operands<'a> {
     unsafe fn operands_of_experts<'m, E>(
         &self,
         of: &ExpertsCode,
-        (experts, expert): (usize, &'m (dyn Fn(usize) -> E + Sync)),
+        expert: &'m (dyn Fn(usize) -> E + Sync),
         work: &'m mut moe::Memory<'_>,
     ) -> (moe::Operands<'m, E>, moe::Memory<'m>)
     where
         'a: 'm,
     {
         let k = self.cols(0);
-        let ExpertsCode { capacity, inter, act, activations, .. } = *of;
+        let ExpertsCode { count: experts, capacity, inter, act, activations, .. } = *of;
         // SAFETY: by the caller.
         let (x, (top_k, ids, weights)): (&[f32], (_, &[i32], &[f32])) = unsafe {
             let chosen = match capacity {

@@ -215,7 +215,7 @@ fn products_of_bytes_stay_inside() {
             let layout = Layout::new(dtype, n, k).unwrap();
             let packed = layout.pack(&r.weight(dtype, n * k), 1);
             let (x, up, b) = (r.floats(rows * k), r.floats(rows * k), r.floats(n));
-            guarded(int8::scratch_floats(), |cx, edge| {
+            guarded(linear::worker_floats(), |cx, edge| {
                 let (x, up) = (Guarded::new(&x, edge), Guarded::new(&up, edge));
                 let (b, packed) = (Guarded::new(&b, edge), Guarded::new(&packed, edge));
                 let weight = Guarded::new(&vec![1.5; k], edge);

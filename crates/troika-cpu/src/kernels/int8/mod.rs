@@ -177,12 +177,8 @@ struct PanelCut {
     parts: usize,
 }
 
+// Three widened panels.
 const _: () = assert!(quantized::wide::SCRATCH <= worker_floats());
-
-/// Scratch floats a part needs: three widened panels.
-pub fn scratch_floats() -> usize {
-    worker_floats()
-}
 
 #[cfg(all(test, not(target_arch = "aarch64")))]
 mod tests;

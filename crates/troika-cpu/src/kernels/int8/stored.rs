@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::{Int8Part, Product, ROWS, run_part};
 use crate::Isa;
 use crate::kernels::linear::OutView;
-use crate::kernels::quantized::PackedView;
+use crate::kernels::quantized::{Layout, PackedView};
 
 /// Panels that are packed at a time: few enough that the nearer caches have them still when they are
 /// multiplied.
@@ -39,7 +39,7 @@ pub(super) unsafe fn run(
     ROOM.with_borrow_mut(|room| {
         for start in n.clone().step_by(PANELS * ROWS) {
             let rows = start..(start + PANELS * ROWS).min(n.end);
-            let packed = layout.of_panels(rows.len());
+            let packed = Layout { rows: rows.len(), stored: false, ..layout };
             room.clear();
             room.resize(packed.bytes().div_ceil(size_of::<u64>()), 0);
             let panels = &mut bytemuck::cast_slice_mut(room)[..packed.bytes()];

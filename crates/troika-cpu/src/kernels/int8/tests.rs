@@ -7,7 +7,7 @@ use super::Int8Part;
 use super::quantize::{Quantization, QuantizedGroup, floats, group};
 use super::run::{emulate, emulate_seven_bits};
 use super::{DTYPES, INT7, Layout, PackedView, Product, format, kinds, scalar};
-use crate::kernels::linear::{OutView, RowsView, WeightView};
+use crate::kernels::linear::{OutView, RowsView, WeightView, worker_floats};
 use crate::kernels::simd::{Lanes, Portable};
 use crate::{Isa, SharedMut};
 
@@ -84,7 +84,7 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
                     continue;
                 }
                 let mut y = vec![f32::NAN; rows * n];
-                let mut scratch = vec![f32::NAN; super::scratch_floats()];
+                let mut scratch = vec![f32::NAN; worker_floats()];
                 let product = Product {
                     weight: PackedView { layout, bytes: &packed[1..] },
                     bias: None,

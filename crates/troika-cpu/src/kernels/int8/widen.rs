@@ -9,11 +9,7 @@ use crate::kernels::quantized::{Panel, QUAD, ROWS};
 
 /// Groups of a block of columns when all are about as wide; `quad` are the bytes of a quad.
 pub(super) fn even_chunk<I: RowLanes>(groups: usize, quad: usize) -> usize {
-    even(groups, most_groups::<I>() * QUAD / quad)
-}
-
-/// The fewest blocks of at most `most` groups, all about as wide: groups of one.
-fn even(groups: usize, most: usize) -> usize {
+    let most = most_groups::<I>() * QUAD / quad;
     groups.div_ceil(groups.div_ceil(most).max(1))
 }
 

@@ -42,7 +42,7 @@ pub fn serve(isa: Isa, dtype: DType) -> bool {
 pub fn panel_bytes(dtype: DType, cols: usize) -> usize {
     match line_cols(dtype) {
         Some(each) => cols.div_ceil(each) * LINE,
-        None => Layout::new(dtype, ROWS, cols).map_or(0, |layout| layout.panel_bytes()),
+        None => Layout::new(dtype, ROWS, cols).map_or(0, |layout| layout.panel),
     }
 }
 

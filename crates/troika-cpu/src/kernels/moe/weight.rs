@@ -148,7 +148,7 @@ impl Weight for int8::PackedView<'_> {
             // The panels from the origin on, so that results begin with it.
             let rows = p.origin..p.n.end;
             let [start, end] = [rows.start / int8::ROWS, rows.end.div_ceil(int8::ROWS)];
-            let each = self.layout.panel_bytes();
+            let each = self.layout.panel;
             let (bytes, bias) = (&self.bytes[start * each..end * each], p.bias.map(|b| &b[rows]));
             let (dtype, cols) = (self.layout.dtype, self.layout.cols);
             let weight = WeightView { dtype, bytes, rows: p.n.end - p.origin, cols };

@@ -60,7 +60,8 @@ pub struct Layout {
     pub(crate) cols: usize,
     /// Bytes of a panel.
     pub(crate) panel: usize,
-    /// Whether the bytes are the weight's rows as they are stored, and not panels.
+    /// Whether the bytes are the weight's rows as they are stored, and not panels: these are packed
+    /// when they are used.
     pub(crate) stored: bool,
 }
 
@@ -76,16 +77,6 @@ impl Layout {
         let panel = bytes.next_multiple_of(64);
         rows.div_ceil(ROWS).checked_mul(panel)?;
         Some(Layout { dtype, rows, cols, panel, stored: false })
-    }
-
-    /// The same weight with its rows as they are stored: its panels are packed when they are used.
-    pub(crate) fn as_stored(self) -> Layout {
-        Layout { stored: true, ..self }
-    }
-
-    /// The panels of some of the rows.
-    pub(crate) fn of_panels(self, rows: usize) -> Layout {
-        Layout { rows, stored: false, ..self }
     }
 
     /// Type of the weight.
@@ -166,11 +157,6 @@ impl Layout {
                 format::with_format!(self.dtype, F => self.pack_row::<F>(panel, r, row));
             }
         }
-    }
-
-    /// Bytes of a panel.
-    pub fn panel_bytes(&self) -> usize {
-        self.panel
     }
 
     fn pack_row<F: Format>(&self, panel: &mut [u8], r: usize, row: &[u8]) {
