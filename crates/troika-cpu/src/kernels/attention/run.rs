@@ -10,7 +10,7 @@ use super::part::{AttentionPart, MAX_LINES, SMALL_Q_LINES, Target};
 use super::softmax::{Scores, Total, merge};
 use super::{KEY_BLOCK, SPLIT, large_q, small_q};
 use crate::kernels::linear::{Bf16Row, F16Row, F32Row, Mac, Pairs, Single};
-use crate::kernels::simd::{Lanes, MAX_LANES, load_part};
+use crate::kernels::simd::{Lanes, MAX_LANES, part_of};
 
 /// Elements of a query and of an accumulator, rounded up to whole registers of all lanes.
 pub(super) fn padded(op: &Attention) -> (usize, usize) {
@@ -144,14 +144,7 @@ fn query_words<A: Mac>(q: &[f32], scale: f32, words: &mut [f32]) {
 /// A register of the elements from `at` on, zeros past the last one, times `scale`.
 #[inline(always)]
 fn scaled<V: Lanes>(q: &[f32], at: usize, scale: f32) -> V {
-    let q = &q[at.min(q.len())..];
-    let v = match q.len() {
-        left if left >= V::N => V::from_slice(q),
-        0 => V::splat(0.0),
-        // SAFETY: as many floats are left.
-        left => unsafe { load_part(q.as_ptr(), left) },
-    };
-    v.mul(V::splat(scale))
+    part_of::<V>(&q[at.min(q.len())..]).mul(V::splat(scale))
 }
 
 /// The block with position `pos` of the positions `at`, and which of its keys are meant; none past

@@ -6,9 +6,7 @@ mod erf;
 
 use troika_graph::Activation;
 
-use crate::kernels::simd::{
-    Kernel, Lanes, MAX_LANES, dispatch, load_part, store_part, swish, tanh,
-};
+use crate::kernels::simd::{Kernel, Lanes, MAX_LANES, dispatch, part_of, put_part, swish, tanh};
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError, rows_per_part};
 use crate::{SharedMut, SharedRef};
 
@@ -129,18 +127,9 @@ impl Kernel for ElementwiseRun<'_> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         let n = self.y.len().min(self.a.len()).min(self.b.len());
-        let mut i = 0;
-        // SAFETY: `i..i + V::N`, then `i..n`, lie inside all three.
-        unsafe {
-            let (a, b, y) = (self.a.as_ptr(), self.b.as_ptr(), self.y.as_mut_ptr());
-            while i + V::N <= n {
-                apply(self.op, V::load(a.add(i)), V::load(b.add(i))).store(y.add(i));
-                i += V::N;
-            }
-            if i < n {
-                let (a, b) = (load_part(a.add(i), n - i), load_part(b.add(i), n - i));
-                store_part::<V>(apply(self.op, a, b), y.add(i), n - i);
-            }
+        for i in (0..n).step_by(V::N) {
+            let (a, b) = (part_of::<V>(&self.a[i..n]), part_of(&self.b[i..n]));
+            put_part(apply(self.op, a, b), &mut self.y[i..n]);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Normalisation over groups of columns.
 
-use crate::kernels::simd::{Kernel, Lanes, dispatch, load_part, store_part};
+use crate::kernels::simd::{Kernel, Lanes, dispatch, part_of, put_part};
 use crate::kernels::{Context, KernelError, rows_per_part};
 
 /// A normalisation of groups of `group` columns.
@@ -177,25 +177,13 @@ struct Affine<'a> {
 fn affine<V: Lanes>(a: Affine<'_>, y: &mut [f32]) {
     for (i, y) in y.chunks_mut(V::N).enumerate() {
         let at = i * V::N..i * V::N + y.len();
-        let mut v = up_to::<V>(&a.x[at.clone()]).sub(V::splat(a.shift)).mul(V::splat(a.scale));
+        let mut v = part_of::<V>(&a.x[at.clone()]).sub(V::splat(a.shift)).mul(V::splat(a.scale));
         if let Some(w) = a.w {
-            v = v.mul(V::splat(a.offset).add(up_to(&w[at.clone()])));
+            v = v.mul(V::splat(a.offset).add(part_of(&w[at.clone()])));
         }
         if let Some(b) = a.b {
-            v = v.add(up_to(&b[at]));
+            v = v.add(part_of(&b[at]));
         }
-        if y.len() == V::N {
-            v.write_to(y);
-        } else {
-            // SAFETY: as many floats.
-            unsafe { store_part(v, y.as_mut_ptr(), y.len()) };
-        }
+        put_part(v, y);
     }
-}
-
-/// All lanes, or the first ones and zeros.
-#[inline(always)]
-fn up_to<V: Lanes>(x: &[f32]) -> V {
-    // SAFETY: as many floats.
-    unsafe { if x.len() == V::N { V::load(x.as_ptr()) } else { load_part(x.as_ptr(), x.len()) } }
 }

@@ -5,11 +5,10 @@ use std::ops::Range;
 use troika_device::{ForwardBatch, SeqRows};
 use troika_graph::Mamba2;
 
-use super::short_conv::{part_of, put_part};
 use super::{check, softplus};
 use crate::SharedMut;
 use crate::kernels::kv::{CacheRows, operand};
-use crate::kernels::simd::{Kernel, Lanes, dispatch};
+use crate::kernels::simd::{Kernel, Lanes, dispatch, part_of, put_part};
 use crate::kernels::{Context, KernelError};
 
 /// Rows that one pass over a state computes.

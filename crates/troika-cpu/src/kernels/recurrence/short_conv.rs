@@ -8,7 +8,7 @@ use troika_graph::ShortConv;
 use super::check;
 use crate::SharedMut;
 use crate::kernels::kv::CacheRows;
-use crate::kernels::simd::{Kernel, Lanes, dispatch, load_part, store_part, swish};
+use crate::kernels::simd::{Kernel, Lanes, dispatch, part_of, put_part, swish};
 use crate::kernels::{Context, ELEMENTS_PER_PART, KernelError};
 
 /// Columns computed together: their last inputs stay in the first-level cache.
@@ -142,25 +142,5 @@ impl ConvColumns<'_> {
             }
             put_part(sum, &mut y[c..]);
         }
-    }
-}
-
-/// The first lanes' worth of a slice, or all of it.
-#[inline(always)]
-pub(super) fn part_of<V: Lanes>(x: &[f32]) -> V {
-    match x.len() >= V::N {
-        true => V::from_slice(x),
-        // SAFETY: so many floats lie there.
-        false => unsafe { load_part(x.as_ptr(), x.len()) },
-    }
-}
-
-/// Writes a register, or as many of its lanes as there is room for.
-#[inline(always)]
-pub(super) fn put_part<V: Lanes>(v: V, to: &mut [f32]) {
-    match to.len() >= V::N {
-        true => v.write_to(to),
-        // SAFETY: so many floats lie there.
-        false => unsafe { store_part(v, to.as_mut_ptr(), to.len()) },
     }
 }

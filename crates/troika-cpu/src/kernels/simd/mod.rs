@@ -239,16 +239,10 @@ pub(crate) trait PairKernel {
 /// machine).
 pub fn has_pairs(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
-    {
-        matches!(isa, Isa::Avx512 | Isa::Amx(_))
-            && isa.is_available()
-            && std::arch::is_x86_feature_detected!("avx512bf16")
-    }
+    let there = std::arch::is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = isa;
-        false
-    }
+    let there = false;
+    there && matches!(isa, Isa::Avx512 | Isa::Amx(_)) && isa.is_available()
 }
 
 /// Runs a kernel over products of pairs of bf16.
@@ -315,6 +309,26 @@ pub unsafe fn store_part<V: Lanes>(v: V, p: *mut f32, n: usize) {
     unsafe {
         v.store(buf.as_mut_ptr());
         std::ptr::copy_nonoverlapping(buf.as_ptr(), p, n.min(MAX_LANES));
+    }
+}
+
+/// The first lanes' worth of a slice, or all of it and zeros.
+#[inline(always)]
+pub(crate) fn part_of<V: Lanes>(x: &[f32]) -> V {
+    match x.len() >= V::N {
+        true => V::from_slice(x),
+        // SAFETY: so many floats lie there.
+        false => unsafe { load_part(x.as_ptr(), x.len()) },
+    }
+}
+
+/// Writes a register, or as many of its lanes as there is room for.
+#[inline(always)]
+pub(crate) fn put_part<V: Lanes>(v: V, to: &mut [f32]) {
+    match to.len() >= V::N {
+        true => v.write_to(to),
+        // SAFETY: so many floats lie there.
+        false => unsafe { store_part(v, to.as_mut_ptr(), to.len()) },
     }
 }
 
