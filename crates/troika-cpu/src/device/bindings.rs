@@ -193,17 +193,9 @@ fn check_overlap(exe: &Loaded, b: &Bindings, bound: &[Rect]) -> Result<(), Devic
     Ok(())
 }
 
-/// The view of a binding, by index over inputs, states and outputs.
-fn view(b: &Bindings, at: usize) -> Option<&View> {
-    let after_inputs = at.checked_sub(b.inputs.len());
-    let Some(at) = after_inputs else { return b.inputs.get(at) };
-    let after_states = at.checked_sub(b.states.len());
-    after_states.map_or_else(|| b.states.get(at), |at| b.outputs.get(at))
-}
-
 /// The memory of a binding, by index over inputs, states and outputs.
 pub(crate) fn memory(b: &Bindings, bound: &[Rect], at: usize) -> Mem {
-    let Some((view, rect)) = view(b, at).zip(bound.get(at)) else {
+    let Some((view, rect)) = views(b).nth(at).zip(bound.get(at)) else {
         return Mem { ptr: std::ptr::dangling_mut::<u64>().cast(), bytes: 0, stride: 0 };
     };
     let ptr = view.buffer().as_ptr().wrapping_add(rect.offset());

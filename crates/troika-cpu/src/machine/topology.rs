@@ -39,7 +39,7 @@ pub fn topology() -> Vec<Core> {
 /// process may use. A second thread would share a core's multiply units, and a slow core would make
 /// the fast ones wait at the end of each region.
 pub fn default_threads() -> usize {
-    let limit = std::thread::available_parallelism().map_or(1, usize::from);
+    let limit = super::cores();
     match physical_cores(&topology()).len() {
         0 => limit,
         n => n.min(limit),

@@ -97,20 +97,12 @@ impl<'a, T> SharedMut<'a, T> {
 }
 
 /// Elements to read, while others may write elements that are not read.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SharedRef<'a, T> {
     ptr: *const T,
     len: usize,
     life: PhantomData<&'a [T]>,
 }
-
-impl<T> Clone for SharedRef<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for SharedRef<'_, T> {}
 
 // SAFETY: it reads only, what its maker promised that nobody writes.
 unsafe impl<T: Sync> Send for SharedRef<'_, T> {}

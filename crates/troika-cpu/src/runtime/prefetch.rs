@@ -1,28 +1,21 @@
 //! Prefetches cache lines. Any address is allowed, since prefetches never fault.
 
-#[cfg(target_arch = "x86_64")]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-#[cfg(target_arch = "x86_64")]
 use super::maker::{is_intel, vendor};
 
 /// Whether [`once`] bypasses the farther caches. On a Zen 5, two cores then read 10 to 20 % faster
 /// than through all caches; on a Cascade Lake, half as fast (bf16 weights, two cores: 11.6 to 15.3
 /// GB/s instead of 22.4 to 23.1).
-#[cfg(target_arch = "x86_64")]
 static PAST_CACHES: AtomicBool = AtomicBool::new(false);
 /// Whether a thread reads several streams faster than one.
-#[cfg(target_arch = "x86_64")]
 static STREAMS: AtomicBool = AtomicBool::new(false);
 
 /// Chooses the kind of prefetch, and the number of streams, for this processor; called before any kernel runs.
 pub(crate) fn prepare() {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let amd = [*b"AuthenticAMD", *b"HygonGenuine"];
-        PAST_CACHES.store(amd.contains(&vendor()), Ordering::Relaxed);
-        STREAMS.store(is_intel(), Ordering::Relaxed);
-    }
+    let amd = [*b"AuthenticAMD", *b"HygonGenuine"];
+    PAST_CACHES.store(amd.contains(&vendor()), Ordering::Relaxed);
+    STREAMS.store(is_intel(), Ordering::Relaxed);
 }
 
 /// Prefetches a line that several passes use into the second-level cache.
@@ -71,12 +64,5 @@ pub(crate) fn once(p: *const u8) {
 /// Whether a thread reads memory faster as several streams than as one.
 #[inline(always)]
 pub(crate) fn gains_from_streams() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        STREAMS.load(Ordering::Relaxed)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
+    cfg!(target_arch = "x86_64") && STREAMS.load(Ordering::Relaxed)
 }

@@ -1,18 +1,13 @@
 //! Which kernel runs a part of a product.
 
-#[cfg(any(
-    target_arch = "x86_64",
-    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
-))]
-use super::amx;
-#[cfg(any(
-    target_arch = "x86_64",
-    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
-))]
-use super::bf16::{self, Instruction};
 use super::bf16::{PairsKernel, dispatch_pairs};
 use super::terms::{Float, Mac};
 use super::{ProductPart, tile};
+#[cfg(any(
+    target_arch = "x86_64",
+    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
+))]
+use super::{amx, bf16};
 use crate::Isa;
 use crate::kernels::quantized::PackedView;
 use crate::kernels::quantized::float::OneRow;
@@ -106,7 +101,7 @@ fn run_pairs(isa: Isa, part: ProductPart<'_>) {
         target_arch = "x86_64",
         all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
     ))]
-    if bf16::instruction(isa) == Instruction::Tiles {
+    if bf16::instruction(isa) == bf16::Instruction::Tiles {
         #[cfg(target_arch = "x86_64")]
         if bf16::is_native(isa) {
             // SAFETY: such an `Isa` comes from `Amx::detect`, which found and asked for both.

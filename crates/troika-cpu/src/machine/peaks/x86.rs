@@ -6,6 +6,7 @@ use std::arch::is_x86_feature_detected as has;
 
 use super::{Multiply, Probe};
 use crate::machine::Amx;
+use crate::machine::instructions::x86::TileConfig;
 
 /// The loop for a way to multiply, if this machine has the instructions.
 pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
@@ -20,7 +21,7 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
         Multiply::F32Avx512 => of(avx512(), fma_512, 12 * 32),
         Multiply::Int8Avx512 => of(avx512() && has!("avx512vnni"), dpbusd_512, 12 * 128),
         Multiply::Bf16Avx512 => of(avx512() && has!("avx512bf16"), dpbf16_512, 12 * 64),
-        Multiply::Bf16Amx => of(Amx::detect().has_bf16(), amx::bf16, 4 * 16 * 16 * 32 * 2),
+        Multiply::Bf16Amx => of(Amx::detect().has_bf16(), bf16_amx, 4 * 16 * 16 * 32 * 2),
         Multiply::F32Neon | Multiply::Int8Dot | Multiply::Int8Mmla => None,
     }
 }
@@ -115,43 +116,30 @@ repeated!(fma_512, each!("vfmadd231ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(dpbusd_512, each!("vpdpbusd", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 repeated!(dpbf16_512, each!("vdpbf16ps", "zmm"; 0 1 2 3 4 5 6 7 8 9 10 11));
 
-/// Tiles.
-mod amx {
-    use std::arch::asm;
-
-    use crate::machine::instructions::x86::TileConfig;
-
-    macro_rules! tiles {
-        ($name:ident, $op:literal) => {
-            /// # Safety
-            /// Needs tiles with this instruction, and the system's permission to use them.
-            pub unsafe fn $name(passes: u64) {
-                let config = TileConfig::new(&[(16, 64); 8]);
-                // SAFETY: the configuration is valid and outlives the block; only tiles are
-                // written, which are there by the caller.
-                unsafe {
-                    asm!(
-                        "ldtilecfg [{c}]",
-                        "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-                        "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
-                        "2:",
-                        concat!($op, " tmm0, tmm4, tmm6"),
-                        concat!($op, " tmm1, tmm4, tmm7"),
-                        concat!($op, " tmm2, tmm5, tmm6"),
-                        concat!($op, " tmm3, tmm5, tmm7"),
-                        "dec {n}",
-                        "jnz 2b",
-                        "tilerelease",
-                        c = in(reg) &config,
-                        n = inout(reg) passes.max(1) => _,
-                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                        options(readonly, nostack),
-                    );
-                }
-            }
-        };
+/// # Safety
+/// Needs tiles of bf16, and the system's permission to use them.
+unsafe fn bf16_amx(passes: u64) {
+    let config = TileConfig::new(&[(16, 64); 8]);
+    // SAFETY: the configuration is valid and outlives the block; only tiles are written, which are
+    // there by the caller.
+    unsafe {
+        asm!(
+            "ldtilecfg [{c}]",
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {n}",
+            "jnz 2b",
+            "tilerelease",
+            c = in(reg) &config,
+            n = inout(reg) passes.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(readonly, nostack),
+        );
     }
-
-    tiles!(bf16, "tdpbf16ps");
 }

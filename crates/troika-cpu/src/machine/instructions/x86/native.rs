@@ -170,19 +170,6 @@ macro_rules! each_tile {
     };
 }
 
-/// A product for each combination of tiles that the kernels use.
-macro_rules! products {
-    ($op:literal, $tiles:expr, $(($c:literal, $a:literal, $b:literal)),*) => {
-        match $tiles {
-            $(($c, $a, $b) => {
-                asm!(concat!($op, " tmm", $c, ", tmm", $a, ", tmm", $b),
-                    options(nomem, nostack, preserves_flags));
-            })*
-            (c, a, b) => unreachable!("tiles {c}, {a} and {b} are not multiplied"),
-        }
-    };
-}
-
 // The intrinsics are not stable in Rust (1.95). Operands are in Intel's order: the sums, then A,
 // then B.
 // SAFETY (of the unsafe blocks): callers have the features, a configuration and valid memory.
@@ -222,7 +209,21 @@ impl TileRegisters for Tmm {
     #[inline(always)]
     unsafe fn tdpbf16ps<const C: u8, const A: u8, const B: u8>(&mut self) {
         unsafe {
-            products!("tdpbf16ps", (C, A, B), (0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7));
+            match (C, A, B) {
+                (0, 4, 6) => {
+                    asm!("tdpbf16ps tmm0, tmm4, tmm6", options(nomem, nostack, preserves_flags))
+                }
+                (1, 4, 7) => {
+                    asm!("tdpbf16ps tmm1, tmm4, tmm7", options(nomem, nostack, preserves_flags))
+                }
+                (2, 5, 6) => {
+                    asm!("tdpbf16ps tmm2, tmm5, tmm6", options(nomem, nostack, preserves_flags))
+                }
+                (3, 5, 7) => {
+                    asm!("tdpbf16ps tmm3, tmm5, tmm7", options(nomem, nostack, preserves_flags))
+                }
+                (c, a, b) => unreachable!("tiles {c}, {a} and {b} are not multiplied"),
+            }
         }
     }
 }
