@@ -20,9 +20,8 @@ pub(crate) fn load(
 ) -> Result<Loaded, DeviceError> {
     verify(graph)?;
     if !graph.same_code(&code.graph) {
-        let why = format!("its weights are not of the shape of {}, which was compiled", {
-            &code.graph.name
-        });
+        let compiled = &code.graph.name;
+        let why = format!("its weights are not of the shape of {compiled}, which was compiled");
         return Err(DeviceError::Submission { task: graph.name.clone(), why });
     }
     let mut loaded = Loaded::new(device, code, graph);

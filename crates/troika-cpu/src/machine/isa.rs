@@ -24,7 +24,8 @@ pub enum Isa {
 /// The capabilities of this machine's tiles, from [`Amx::detect`], stored to ask only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Amx {
-    bf16: bool,
+    /// Whether it multiplies tiles of bf16.
+    pub(super) bf16: bool,
 }
 
 impl Amx {
@@ -45,11 +46,6 @@ impl Amx {
             }
         }
         Amx { bf16: false }
-    }
-
-    /// Whether it multiplies tiles of bf16.
-    pub fn has_bf16(self) -> bool {
-        self.bf16
     }
 }
 

@@ -270,19 +270,9 @@ fn run_experts<'e, W: moe::Weight>(
     let share = Guarded::new(&r.floats(rows * TOP_K), edge);
     let ids: Vec<i32> = (0..rows * TOP_K).map(|i| (i % EXPERTS) as i32).collect();
     let ids = Guarded::new(&ids, edge);
-    let chosen = moe::Operands {
-        experts: EXPERTS,
-        expert,
-        act: Activation::Silu,
-        x: &x,
-        activations,
-        k: K,
-        inter: INTER,
-        ids: &ids,
-        weights: &share,
-        top_k: TOP_K,
-    };
-    let group = moe::Operands { ids: &[], weights: &[], top_k: 1, ..chosen };
+    let group = crate::moe::operands(EXPERTS, K, INTER, expert, &x);
+    let group = moe::Operands { activations, ..group };
+    let chosen = moe::Operands { ids: &ids, weights: &share, top_k: TOP_K, ..group };
     for x in [chosen, group] {
         let mut floats = empty(moe::floats(rows, x.top_k, K, INTER, activations), edge);
         let words = vec![u32::MAX; moe::words(rows * x.top_k, EXPERTS)];

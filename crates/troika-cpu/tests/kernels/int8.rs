@@ -13,7 +13,7 @@ use troika_cpu::kernels::norm::{self, Norm};
 use troika_cpu::{Isa, SharedMut};
 use troika_graph::{Activation, ActivationFormat, DType};
 
-use crate::moe::run as run_experts;
+use crate::moe::{operands, run as run_experts};
 use crate::{Random, on_each_isa, with};
 
 /// Quantizes, multiplies.
@@ -292,18 +292,9 @@ fn experts_are_the_reference_to_the_bit() {
             let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
             let ids: Vec<i32> = (0..rows * top_k).map(|i| (i * 7 / 3 % 4) as i32).collect();
             let expert = |e| experts.packed(e);
-            let operands = moe::Operands {
-                experts: 5,
-                expert: &expert,
-                act: troika_graph::Activation::Relu,
-                x: &x,
-                activations,
-                k,
-                inter,
-                ids: &ids,
-                weights: &weights,
-                top_k,
-            };
+            let (act, chosen) = (Activation::Relu, operands(5, k, inter, &expert, &x));
+            let (ids, weights) = (&ids[..], &weights[..]);
+            let chosen = moe::Operands { act, activations, ids, weights, top_k, ..chosen };
             let mut want = vec![0.0f32; rows * k];
             for (pair, id) in ids.iter().enumerate() {
                 let row = pair / top_k;
@@ -312,7 +303,7 @@ fn experts_are_the_reference_to_the_bit() {
                 y.iter_mut().zip(&down).for_each(|(y, d)| *y += weights[pair] * d);
             }
             on_each_isa(2, |cx| {
-                let y = run_experts(cx, operands, None).unwrap();
+                let y = run_experts(cx, chosen, None).unwrap();
                 assert!(y == want, "{dtypes:?}, {rows} rows");
             });
         }
@@ -328,22 +319,12 @@ fn groups_of_experts_are_the_reference_to_the_bit() {
             let rows = 3 * capacity - missing;
             let x = r.floats(rows * k);
             let expert = |e| experts.packed(e);
-            let operands = moe::Operands {
-                experts: 3,
-                expert: &expert,
-                act: troika_graph::Activation::Relu,
-                x: &x,
-                activations,
-                k,
-                inter,
-                ids: &[],
-                weights: &[],
-                top_k: 1,
-            };
+            let (act, group) = (Activation::Relu, operands(3, k, inter, &expert, &x));
+            let group = moe::Operands { act, activations, ..group };
             let plain = |row: usize| experts.plain(row / capacity, &x[row * k..][..k]);
             let want: Vec<f32> = (0..rows).flat_map(plain).collect();
             on_each_isa(2, |cx| {
-                let y = run_experts(cx, operands, Some(capacity)).unwrap();
+                let y = run_experts(cx, group, Some(capacity)).unwrap();
                 assert!(y == want, "{dtypes:?}, {capacity} rows of an expert");
             });
         }

@@ -39,6 +39,18 @@ impl Case {
     }
 }
 
+/// Experts on the rows of a group, with activations in f32.
+pub fn operands<'a, E>(
+    experts: usize,
+    k: usize,
+    inter: usize,
+    expert: &'a (dyn Fn(usize) -> E + Sync),
+    x: &'a [f32],
+) -> Operands<'a, E> {
+    let (act, activations) = (Activation::Silu, ActivationFormat::F32);
+    Operands { experts, expert, act, x, activations, k, inter, ids: &[], weights: &[], top_k: 1 }
+}
+
 /// Runs experts that rows chose, or with a capacity a group, whose last rows may be missing.
 pub fn run<W: moe::Weight>(
     cx: &mut Context<'_>,
@@ -90,18 +102,8 @@ proptest! {
         } else {
             Activation::Silu
         };
-        let x = Operands {
-            experts,
-            expert: &expert,
-            act,
-            x: &x,
-            activations: ActivationFormat::F32,
-            k,
-            inter,
-            ids: &ids,
-            weights: &weights,
-            top_k,
-        };
+        let x = operands(experts, k, inter, &expert, &x);
+        let x = Operands { act, ids: &ids, weights: &weights, top_k, ..x };
         let mut want = vec![0.0; rows * k];
         crate::reference::experts(&x, &mut want);
         let scale = want.iter().fold(1.0f32, |m, w| m.max(w.abs()));
@@ -156,18 +158,8 @@ proptest! {
         x[rows / 2 * k..(rows / 2 + 1) * k].fill(0.0);
         let expert = |e| case.expert(e);
         let bf16 = rounded && dtype == DType::BF16;
-        let operands = Operands {
-            experts,
-            expert: &expert,
-            act: Activation::Silu,
-            x: &x,
-            activations: if bf16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 },
-            k,
-            inter,
-            ids: &[],
-            weights: &[],
-            top_k: 1,
-        };
+        let activations = if bf16 { ActivationFormat::Bf16 } else { ActivationFormat::F32 };
+        let operands = Operands { activations, ..operands(experts, k, inter, &expert, &x) };
         let (ones, ids) = (vec![1.0; rows], |row: usize| (row / capacity) as i32);
         let turned: Vec<usize> = (0..rows).map(|i| (i * 7 + 3) % rows).collect();
         let is_order = turned.iter().collect::<std::collections::BTreeSet<_>>().len() == rows;
@@ -200,29 +192,19 @@ fn threads_do_not_change_bits_and_bad_ids_are_refused() {
     let (x, weights) = (r.floats(30 * 48), r.floats(60));
     let mut ids = choose(&mut r, 30, 2, 6);
     let expert = |e| case.expert(e);
-    let operands = |ids: &'_ [i32]| -> Vec<Vec<f32>> {
-        let x = Operands {
-            experts: 6,
-            expert: &expert,
-            act: Activation::GeluTanh,
-            x: &x,
-            activations: ActivationFormat::F32,
-            k: 48,
-            inter: 80,
-            ids,
-            weights: &weights,
-            top_k: 2,
-        };
+    let results = |ids: &'_ [i32]| -> Vec<Vec<f32>> {
+        let (act, x) = (Activation::GeluTanh, operands(6, 48, 80, &expert, &x));
+        let x = Operands { act, ids, weights: &weights, top_k: 2, ..x };
         (1..=3).filter_map(|t| with(Isa::detect(), t, |cx| run(cx, x, None)).ok()).collect()
     };
-    let all = operands(&ids);
+    let all = results(&ids);
     assert_eq!(all.len(), 3);
     assert!(all[0] == all[1] && all[1] == all[2]);
     close(&all[0], &all[2], 0.0, "threads");
     ids[7] = 6;
-    assert!(operands(&ids).is_empty());
+    assert!(results(&ids).is_empty());
     ids[7] = -2;
-    assert!(operands(&ids).is_empty());
+    assert!(results(&ids).is_empty());
 }
 
 /// Activations in floats: blocks as they lie and packed ones, one row and several.
@@ -249,33 +231,14 @@ fn packed_experts_have_the_bits_of_stored_ones() {
             let (x, weights) = (r.floats(rows * k), r.floats(rows * top_k));
             let ids = choose(&mut r, rows, top_k, 3);
             let stored = |e| case.expert(e);
-            let operands = Operands {
-                experts: 3,
-                expert: &stored as &(dyn Fn(usize) -> _ + Sync),
-                act: Activation::Silu,
-                x: &x,
-                activations: ActivationFormat::F32,
-                k,
-                inter,
-                ids: &ids,
-                weights: &weights,
-                top_k,
-            };
+            let (ids, weights) = (&ids[..], &weights[..]);
+            let stored = operands(3, k, inter, &stored, &x);
+            let stored = Operands { ids, weights, top_k, ..stored };
+            let packed = operands(3, k, inter, &packed, &x);
+            let packed = Operands { ids, weights, top_k, ..packed };
             on_each_isa(2, |cx| {
-                let want = run(cx, operands, None).unwrap();
-                let of_packed = Operands {
-                    experts: 3,
-                    expert: &packed as &(dyn Fn(usize) -> _ + Sync),
-                    act: operands.act,
-                    x: operands.x,
-                    activations: operands.activations,
-                    k,
-                    inter,
-                    ids: operands.ids,
-                    weights: operands.weights,
-                    top_k,
-                };
-                assert_eq!(run(cx, of_packed, None).unwrap(), want, "{dtype}, {rows} rows");
+                let want = run(cx, stored, None).unwrap();
+                assert_eq!(run(cx, packed, None).unwrap(), want, "{dtype}, {rows} rows");
             });
         }
     }

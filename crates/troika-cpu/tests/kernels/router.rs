@@ -21,10 +21,12 @@ fn one(op: &Router, logits: &[f32]) -> (Vec<i32>, Vec<f32>) {
 }
 
 fn biased(op: &Router, bias: Option<&[f32]>, logits: &[f32]) -> (Vec<i32>, Vec<f32>) {
-    let mut scores = logits.to_vec();
-    let (mut rest, mut ids, mut w) =
-        (vec![0.0; logits.len()], vec![0; op.top_k], vec![0.0; op.top_k]);
-    let of = Choice { op, bias, scales: None };
+    routed(Choice { op, bias, scales: None }, logits)
+}
+
+fn routed(of: Choice<'_>, logits: &[f32]) -> (Vec<i32>, Vec<f32>) {
+    let (mut scores, mut rest) = (logits.to_vec(), vec![0.0; logits.len()]);
+    let (mut ids, mut w) = (vec![0; of.op.top_k], vec![0.0; of.op.top_k]);
     route(of, &mut scores, &mut rest, &mut ids, &mut w);
     (ids, w)
 }
@@ -66,12 +68,9 @@ fn normalising_and_scaling_come_last() {
 fn weights_of_experts_are_scaled_at_last() {
     let normal = Router { normalize: true, ..op(Score::Softmax, 6, 3) };
     let (ids, w) = one(&normal, &LOGITS);
-    let (mut scores, mut rest) = (LOGITS, [0.0; 6]);
-    let (mut same, mut scaled) = ([0; 3], [0.0; 3]);
     let scales = Some(&[9.0, 0.5, 9.0, 2.0, -1.0, 9.0][..]);
-    let of = Choice { op: &normal, bias: None, scales };
-    route(of, &mut scores, &mut rest, &mut same, &mut scaled);
-    assert_eq!((ids.as_slice(), &same[..]), (&[1, 3, 4][..], &[1, 3, 4][..]));
+    let (same, scaled) = routed(Choice { op: &normal, bias: None, scales }, &LOGITS);
+    assert_eq!((ids, same), (vec![1, 3, 4], vec![1, 3, 4]));
     near(&scaled, &[w[0] * 0.5, w[1] * 2.0, -w[2]].map(f64::from));
 }
 

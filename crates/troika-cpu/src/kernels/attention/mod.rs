@@ -27,6 +27,8 @@ use crate::kernels::{Context, KernelError};
 use part::{AttentionPart, PartLines, PartialShape, Partials, SMALL_Q_LINES, Target};
 use softmax::Total;
 
+pub use run::worker_floats;
+
 /// Positions per block of the online softmax.
 pub const KEY_BLOCK: usize = 64;
 /// Positions whose results are merged: whole blocks.
@@ -112,11 +114,6 @@ impl Operands<'_> {
         }
         Ok(())
     }
-}
-
-/// Scratch floats a worker needs.
-pub fn worker_floats(op: &Attention) -> usize {
-    run::floats(op)
 }
 
 /// How the rows of a forward batch are cut, and the most splits one of them sees.

@@ -24,8 +24,8 @@ fn k_pad<A: Mac>(op: &Attention) -> usize {
     large_q::word_count::<A>(op.k_dim).next_multiple_of(A::V::N)
 }
 
-/// Scratch floats of a part.
-pub(super) fn floats(op: &Attention) -> usize {
+/// Scratch floats a worker needs.
+pub fn worker_floats(op: &Attention) -> usize {
     let (k_pad, v_pad) = padded(op);
     MAX_LINES * (k_pad + 2 * v_pad + KEY_BLOCK + 5) + KEY_BLOCK * (k_pad + v_pad)
 }

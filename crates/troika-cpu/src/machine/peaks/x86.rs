@@ -21,7 +21,7 @@ pub(super) fn probe(multiply: Multiply) -> Option<Probe> {
         Multiply::F32Avx512 => of(avx512(), fma_512, 12 * 32),
         Multiply::Int8Avx512 => of(avx512() && has!("avx512vnni"), dpbusd_512, 12 * 128),
         Multiply::Bf16Avx512 => of(avx512() && has!("avx512bf16"), dpbf16_512, 12 * 64),
-        Multiply::Bf16Amx => of(Amx::detect().has_bf16(), bf16_amx, 4 * 16 * 16 * 32 * 2),
+        Multiply::Bf16Amx => of(Amx::detect().bf16, bf16_amx, 4 * 16 * 16 * 32 * 2),
         Multiply::F32Neon | Multiply::Int8Dot | Multiply::Int8Mmla => None,
     }
 }
