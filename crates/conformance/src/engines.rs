@@ -19,6 +19,8 @@ pub struct EngineOptions<'a> {
     pub tracer: Tracer,
     /// How sequences share the engine.
     pub sharing: Sharing,
+    /// How compiling is watched and ended; `None`: it is not.
+    pub control: Option<&'a CompileControl>,
 }
 
 /// The engine of a model that runs a plan.
@@ -31,10 +33,10 @@ pub fn engine(
     plan: Plan,
     options: EngineOptions<'_>,
 ) -> Result<Engine, EngineError> {
-    let EngineOptions { weights, clock, tracer, sharing } = options;
+    let EngineOptions { weights, clock, tracer, sharing, control } = options;
     let clock = clock.unwrap_or_else(|| Arc::new(RealClock::new()));
     let (shapes, weights) = (&|key| d.store.shape(key), weights.unwrap_or(&d.store));
     let parts =
         EngineParts { spec: &d.spec, shapes, weights, plan, devices, clock, tracer, sharing };
-    Engine::new(parts, &CompileControl::default())
+    Engine::new(parts, control.unwrap_or(&CompileControl::default()))
 }

@@ -167,6 +167,25 @@ pub fn all_logits(model: &Model, tokens: &[u32]) -> Result<Vec<f32>> {
     Ok(out)
 }
 
+/// Root mean square of the differences, relative to that of the reference. (The largest difference
+/// says little: where a token's choice of experts changes, so do all its logits.)
+pub fn relative_rms(got: &[f32], reference: &[f32]) -> f32 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let differences: f64 = got.iter().zip(reference).map(|(a, b)| square(a - b)).sum();
+    (differences / reference.iter().map(|x| square(*x)).sum::<f64>()).sqrt() as f32
+}
+
+/// The bits of floats.
+pub fn bits(floats: &[f32]) -> Vec<u32> {
+    floats.iter().map(|x| x.to_bits()).collect()
+}
+
+/// A request for so many tokens, each of them the likeliest.
+pub fn greedy_request(n: usize) -> Request {
+    let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
+    Request { params, max_tokens: Some(n), ignore_eos: true, ..Request::default() }
+}
+
 /// Greedy continuation of a prompt.
 ///
 /// # Errors
@@ -175,8 +194,7 @@ pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Result<Vec<u32>> {
     if n == 0 {
         return Ok(Vec::new());
     }
-    let params = SampleParams { temperature: 0.0, ..SampleParams::default() };
-    let request = Request { params, max_tokens: Some(n), ignore_eos: true, ..Request::default() };
+    let request = greedy_request(n);
     Ok(model.session()?.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
 }
 
@@ -242,7 +260,6 @@ pub fn check_with(
         let chunked = all_logits(&model, &golden.input_ids)?;
         if compare {
             let alone = all_logits(&open(chunk, &first, None)?, &golden.input_ids)?;
-            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             let same = bits(&alone) == bits(&chunked);
             report.same_bits = Some(same && report.same_bits != Some(false));
         }

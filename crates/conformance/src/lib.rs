@@ -2,4 +2,5 @@
 
 pub mod engines;
 pub mod golden;
+pub mod setup;
 pub mod suite;

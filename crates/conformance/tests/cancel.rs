@@ -5,36 +5,21 @@
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conformance::engines::{EngineOptions, engine};
-use troika::describe;
+use conformance::setup::{
+    TWO_PROCESSORS, best, described, feed, in_f32, logits_of, plan_of, processors, some_tokens,
+};
 use troika::device::{Clock, CommandList, Device, DeviceError, Work};
 use troika::engine::{
     Admission, Engine, EngineHandle, Event, Next, SeqId, SequenceInput, Sharing, WantedLogits,
 };
-use troika::graph::DType;
-use troika::plan::{LengthRules, Plan, PlanDevice, PlanRequest, Ratio, Strategy, make};
-use troika::weights::FloatType;
+use troika::plan::{LengthRules, Plan, Ratio, Strategy};
 use troika_check::{Doing, Hook, Hooked};
-use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
+use troika_sim::VirtualClock;
 
-const SOC: &str = "name = \"two\"
-[[processor]]
-name = \"a\"
-kind = \"npu\"
-peak_gops = 1.0
-bandwidth_gb_s = 10.0
-launch_us = 20.0
-[[processor]]
-name = \"b\"
-kind = \"gpu\"
-peak_gops = 1.0
-bandwidth_gb_s = 10.0
-launch_us = 50.0
-";
 const CHUNK: usize = 8;
 const VOCAB: usize = 200;
 /// With windows and without, and with states of one row.
@@ -65,7 +50,7 @@ struct World {
 }
 
 fn world(model: &str, strategy: Strategy) -> World {
-    world_of(model, strategy, (false, SOC), |_| ())
+    world_of(model, strategy, (false, TWO_PROCESSORS), |_| ())
 }
 
 /// The devices may claim different numerics, although they have the same.
@@ -75,32 +60,20 @@ fn world_of(
     (unlike, soc): (bool, &str),
     edit: impl Fn(&mut Plan),
 ) -> World {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(model);
-    let d = describe(&dir, FloatType::F32).unwrap();
-    let soc = Soc::parse("two.toml", soc).unwrap();
+    let d = described(model);
     let clock = Arc::new(VirtualClock::new());
-    let board = Board::new(&soc, clock.clone());
     let hook = Hook::default();
     let count = if strategy == Strategy::OneDevice { 1 } else { 2 };
-    let open = |p: &_| -> Arc<dyn Device> {
-        let name = ["first", "second"][soc.processors.iter().position(|q| q == p).unwrap()];
-        let device = VirtualDevice::on(&board, name, p).unwrap();
+    let watched = |device: Arc<dyn Device>| -> Arc<dyn Device> {
         let mut caps = device.caps().clone();
         if unlike {
-            caps.numerics.push_str(name);
+            caps.numerics.push_str(device.name());
         }
-        Arc::new(Hooked { caps, ..Hooked::new(Arc::new(device), hook.clone()) })
+        Arc::new(Hooked { caps, ..Hooked::new(device, hook.clone()) })
     };
-    let devices: Vec<Arc<dyn Device>> = soc.processors[..count].iter().map(open).collect();
-    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-    let request = PlanRequest {
-        strategy,
-        chunk: CHUNK,
-        kv_dtype: Some(DType::F32),
-        activations: Some(Vec::new()),
-        ..PlanRequest::default()
-    };
-    let mut plan = make(&d.spec, &facts, &request).unwrap();
+    let devices = processors(soc, &clock).into_iter().take(count).map(watched);
+    let devices: Vec<Arc<dyn Device>> = devices.collect();
+    let mut plan = plan_of(&d, &devices, &in_f32(strategy, CHUNK));
     plan.page_len = 8;
     edit(&mut plan);
     let sharing = Sharing { sequences: 4, kv_bytes: None, rows_per_step: CHUNK };
@@ -109,14 +82,6 @@ fn world_of(
     let engine = engine(&d, &devices, plan, options).unwrap();
     let handle = engine.handle().clone();
     World { served: Served::default(), engine, handle, clock, hook, owned: HashMap::new() }
-}
-
-fn some_tokens(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 37 + i / 7 * seed + seed * 11) % VOCAB) as u32).collect()
-}
-
-fn best(logits: &[f32]) -> u32 {
-    (0..VOCAB).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
 
 impl World {
@@ -154,7 +119,7 @@ impl World {
                         }
                         if last && o.left > 0 {
                             o.left -= 1;
-                            o.tokens.push(best(logits));
+                            o.tokens.push(best(&logits[..VOCAB]));
                             return Next::Append(*o.tokens.last().unwrap());
                         }
                         o.ended = last.then(|| clock.now()).or(o.ended);
@@ -176,10 +141,7 @@ impl World {
     /// Checks that each position from `from` on was handed out once, and equals the result alone.
     fn check(&self, (seq, from): (SeqId, usize), alone: &mut Engine, what: &str) {
         let o = &self.owned[&seq];
-        let (one, mut rows) = (alone.open(), Vec::new());
-        let input = SequenceInput::prompt(one, &o.tokens, WantedLogits::All);
-        alone.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).unwrap();
-        alone.close(one);
+        let rows = logits_of(alone, &o.tokens);
         for (i, (position, row)) in o.seen.iter().enumerate() {
             assert_eq!(*position, from + i, "{what}");
             assert!(*row == rows[from + i], "{what}: position {position}");
@@ -191,9 +153,7 @@ impl World {
         let seq = self.engine.open();
         let mut time = |tokens: &[u32]| {
             let start = self.clock.now();
-            let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
-            let input = fed(seq, tokens, WantedLogits::All);
-            self.engine.run(&[input], &mut |_, _, _| ()).unwrap();
+            feed(&mut self.engine, seq, tokens).unwrap();
             self.clock.now() - start
         };
         time(&some_tokens(64, 9));
@@ -306,7 +266,7 @@ fn cancelling_others_again_and_again_stops_nobody() {
 /// was under way.
 #[test]
 fn a_prompt_that_is_alone_makes_way_for_one_that_comes() {
-    let slow = SOC.replace("peak_gops = 1.0", "peak_gops = 0.00001");
+    let slow = TWO_PROCESSORS.replace("peak_gops = 1.0", "peak_gops = 0.00001");
     let cases = [
         ("qwen3", Strategy::OneDevice),
         ("gemma-3", Strategy::OneDevice),
@@ -348,11 +308,11 @@ fn a_prompt_that_is_alone_makes_way_for_one_that_comes() {
 /// different numerics that share rows in both phases.
 fn unmixed(which: usize) -> World {
     match which {
-        0 => world_of("qwen3", Strategy::OneDevice, (false, SOC), |plan| {
+        0 => world_of("qwen3", Strategy::OneDevice, (false, TWO_PROCESSORS), |plan| {
             let rules = plan.prefill.rules.clone();
             plan.prefill.lengths = vec![LengthRules { up_to: 3, rules }];
         }),
-        _ => world_of("qwen3", Strategy::SplitRows(None), (true, SOC), |plan| {
+        _ => world_of("qwen3", Strategy::SplitRows(None), (true, TWO_PROCESSORS), |plan| {
             plan.decode.rules = plan.prefill.rules.clone();
         }),
     }
@@ -418,7 +378,7 @@ fn all_have_turns_where_rows_of_several_are_not_mixed() {
 
 /// Each processor has its own memory, so that caches are copied between them.
 fn apart(model: &str) -> World {
-    let soc = SOC.replace("launch_us", "own_memory = true\nlaunch_us");
+    let soc = TWO_PROCESSORS.replace("launch_us", "own_memory = true\nlaunch_us");
     world_of(model, Strategy::PrefillDecode, (false, &soc), |_| ())
 }
 
@@ -444,19 +404,11 @@ fn caches_are_handed_over_while_others_are_computed() {
 fn a_cache_that_could_not_be_handed_over_is_computed_again() {
     for model in MODELS {
         let mut alone = world(model, Strategy::OneDevice).engine;
-        let want = alone.open();
-        let (tokens, mut rows) = (some_tokens(30, 3), Vec::new());
-        let input = SequenceInput::prompt(want, &tokens, WantedLogits::All);
-        alone.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).unwrap();
+        let tokens = some_tokens(30, 3);
+        let rows = logits_of(&mut alone, &tokens);
         let mut w = apart(model);
         let seq = w.engine.open();
-        let feed = |e: &mut Engine, tokens: &[u32]| {
-            let mut rows = Vec::new();
-            let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
-            let input = fed(seq, tokens, WantedLogits::All);
-            e.run(&[input], &mut |_, _, row| rows.push(row.to_vec())).map(|()| rows)
-        };
-        feed(&mut w.engine, &tokens[..20]).unwrap();
+        feed(&mut w.engine, seq, &tokens[..20]).unwrap();
         let mut left = 1;
         w.hook.set(move |doing| {
             let Doing::Submit(list) = doing else { return Ok(()) };
@@ -467,11 +419,14 @@ fn a_cache_that_could_not_be_handed_over_is_computed_again() {
                 false => Ok(()),
             }
         });
-        let error = feed(&mut w.engine, &tokens[20..21]).unwrap_err();
+        let error = feed(&mut w.engine, seq, &tokens[20..21]).unwrap_err();
         assert!(error.to_string().contains("told to refuse"), "{error}");
         w.engine.audit().unwrap();
         for i in 20..30 {
-            assert!(feed(&mut w.engine, &tokens[i..i + 1]).unwrap()[0] == rows[i], "{model}: {i}");
+            assert!(
+                feed(&mut w.engine, seq, &tokens[i..i + 1]).unwrap()[0] == rows[i],
+                "{model}: {i}"
+            );
         }
     }
 }

@@ -2,42 +2,24 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use conformance::engines::{self, EngineOptions};
+use conformance::setup::{
+    cpu, described, feed, golden_dir, in_f32, odd_text, on, plan_of, processors, written_spec,
+};
 use troika::device::{
     Caps, Clock, CompileRequest, CompileResults, Completion, Device, DeviceError, DeviceKind,
-    Executable, PackFn, PackLayout, Packed, Queue, RealClock, WeightBytes, WeightData,
-    WeightSource, Weights,
+    Executable, PackFn, PackLayout, Packed, Queue, WeightBytes, WeightData, WeightSource, Weights,
 };
-use troika::engine::{
-    CompileControl, Engine, EngineError, EngineParts, SequenceInput, Sharing, WantedLogits,
-};
-use troika::graph::{DType, Subgraph};
-use troika::plan::{Plan, PlanDevice, PlanError, PlanRequest, Strategy, make};
-use troika::trace::Tracer;
-use troika::weights::FloatType;
-use troika::{
-    BoundModel, Described, DeviceOptions, Error, Model, OpenObserver, OpenOptions, describe,
-};
-use troika_cpu::{CpuDevice, CpuOptions};
-use troika_sim::{Soc, VirtualClock, VirtualDevice};
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-fn described() -> Described {
-    describe(&root("tests/golden/qwen3"), FloatType::F32).unwrap()
-}
-
-fn cpu(name: &str) -> Arc<dyn Device> {
-    let options = CpuOptions { name: name.into(), threads: 1, ..CpuOptions::default() };
-    Arc::new(CpuDevice::new(options).unwrap())
-}
+use troika::engine::{CompileControl, Engine, EngineError};
+use troika::graph::Subgraph;
+use troika::plan::{Plan, PlanError, PlanRequest, Strategy};
+use troika::{BoundModel, Described, Error, Model, OpenObserver, OpenOptions};
+use troika_sim::VirtualClock;
 
 /// A virtual device from a file's text, with its own clock.
 fn virtual_device(name: &str, more: &str) -> Arc<dyn Device> {
@@ -46,12 +28,10 @@ fn virtual_device(name: &str, more: &str) -> Arc<dyn Device> {
 
 fn virtual_device_on(clock: &Arc<VirtualClock>, name: &str, more: &str) -> Arc<dyn Device> {
     let text = format!(
-        "name = \"s\"\n[[processor]]\nname = \"p\"\nkind = \"npu\"\npeak_gops = 100.0\n\
+        "name = \"s\"\n[[processor]]\nname = \"{name}\"\nkind = \"npu\"\npeak_gops = 100.0\n\
          bandwidth_gb_s = 10.0\nlaunch_us = 50.0\n{more}\n"
     );
-    let soc = Soc::parse("s.toml", &text).unwrap();
-    let processor = soc.processor(None).unwrap();
-    Arc::new(VirtualDevice::new(name, &soc, processor, clock.clone()).unwrap())
+    processors(&text, clock).remove(0)
 }
 
 /// A step of a device with a graph.
@@ -226,33 +206,10 @@ fn engine(
 ) -> Result<Engine, EngineError> {
     let devices: Vec<Arc<dyn Device>> =
         devices.iter().map(|d| d.clone() as Arc<dyn Device>).collect();
-    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
     let strategy = if devices.len() == 1 { Strategy::OneDevice } else { Strategy::Alternate };
-    let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
-    let request =
-        PlanRequest { strategy, chunk: 8, kv_dtype, activations, ..PlanRequest::default() };
-    let plan = make(&d.spec, &facts, &request).unwrap();
-    engine_by(plan, d, &devices, weights, control)
-}
-
-fn engine_by(
-    plan: Plan,
-    d: &Described,
-    devices: &[Arc<dyn Device>],
-    weights: &dyn WeightSource,
-    control: &CompileControl,
-) -> Result<Engine, EngineError> {
-    let parts = EngineParts {
-        spec: &d.spec,
-        shapes: &|key| d.store.shape(key),
-        weights,
-        plan,
-        devices,
-        clock: Arc::new(RealClock::new()),
-        tracer: Tracer::off(),
-        sharing: Sharing::default(),
-    };
-    Engine::new(parts, control)
+    let plan = plan_of(d, &devices, &in_f32(strategy, 8));
+    let (weights, control) = (Some(weights), Some(control));
+    engines::engine(d, &devices, plan, EngineOptions { weights, control, ..Default::default() })
 }
 
 /// The bytes of all weights resident on a virtual device: a limit at which the model just fits.
@@ -272,11 +229,11 @@ fn just_enough(d: &Described) -> u64 {
 
 #[test]
 fn whichever_weight_fails_nothing_is_left() {
-    let d = described();
+    let d = described("qwen3");
     let most = just_enough(&d);
     let none = CompileControl::default();
     let tight = |most: u64| virtual_device("v", &format!("max_resident_bytes = {most}"));
-    for devices in [vec![cpu("a")], vec![cpu("a"), cpu("b")], vec![tight(most)]] {
+    for devices in [vec![cpu("a", 1)], vec![cpu("a", 1), cpu("b", 1)], vec![tight(most)]] {
         let devices: Vec<Arc<Watched>> = devices.into_iter().map(Watched::plain).collect();
         let (mut failures, mut partly) = (0, 0);
         loop {
@@ -311,7 +268,7 @@ fn whichever_weight_fails_nothing_is_left() {
 
 #[test]
 fn devices_compile_at_the_same_time() {
-    let d = described();
+    let d = described("qwen3");
     // Each device begins only when the other one has begun.
     type Ends = (Sender<()>, Mutex<Receiver<()>>);
     let ((to_a, inbox_a), (to_b, inbox_b)) = (channel(), channel());
@@ -336,8 +293,8 @@ fn devices_compile_at_the_same_time() {
         })
     };
     let devices = [
-        Watched::new(cpu("a"), once(meet((to_b, Mutex::new(inbox_a))))),
-        Watched::new(cpu("b"), once(meet((to_a, Mutex::new(inbox_b))))),
+        Watched::new(cpu("a", 1), once(meet((to_b, Mutex::new(inbox_a))))),
+        Watched::new(cpu("b", 1), once(meet((to_a, Mutex::new(inbox_b))))),
     ];
     let told = Arc::new(Mutex::new(Vec::new()));
     let telling = told.clone();
@@ -356,7 +313,7 @@ fn devices_compile_at_the_same_time() {
 /// Time on a shared clock passes in program order, whatever the threads do.
 #[test]
 fn devices_of_one_clock_compile_one_after_another() {
-    let d = described();
+    let d = described("qwen3");
     let clock = Arc::new(VirtualClock::new());
     let seen = Arc::new(Mutex::new(Vec::new()));
     let device = |name: &str| {
@@ -384,7 +341,7 @@ fn devices_of_one_clock_compile_one_after_another() {
 
 #[test]
 fn the_error_is_that_of_the_first_graph_whoever_is_faster() {
-    let d = described();
+    let d = described("qwen3");
     let fails = |slow: &'static str, at: Step| -> [Arc<Watched>; 2] {
         ["a", "b"].map(|name| {
             let before = move |step: Step, name: &str, graph: &Subgraph| {
@@ -395,7 +352,7 @@ fn the_error_is_that_of_the_first_graph_whoever_is_faster() {
                 let error = DeviceError::Gone(graph.name.clone());
                 if fails { Err(error) } else { Ok(()) }
             };
-            Watched::new(cpu(name), Box::new(before))
+            Watched::new(cpu(name, 1), Box::new(before))
         })
     };
     for (slow, at) in
@@ -411,7 +368,7 @@ fn the_error_is_that_of_the_first_graph_whoever_is_faster() {
 
 #[test]
 fn compiling_is_cancelled_between_graphs() {
-    let d = described();
+    let d = described("qwen3");
     for wanted in [0, 1, 5] {
         let cancel = Arc::new(AtomicBool::new(false));
         let set = cancel.clone();
@@ -421,7 +378,7 @@ fn compiling_is_cancelled_between_graphs() {
             cancel: Some(cancel),
             ..CompileControl::default()
         };
-        let device = Watched::plain(cpu("a"));
+        let device = Watched::plain(cpu("a", 1));
         match engine(&d, std::slice::from_ref(&device), &d.store, &control) {
             Err(EngineError::CompileCancelled { done, all }) => {
                 assert!(done == wanted && all > 5, "{done} {all}");
@@ -435,8 +392,8 @@ fn compiling_is_cancelled_between_graphs() {
 /// The caller gets its answer although the compiler never gives one.
 #[test]
 fn a_compiler_that_hangs_is_given_up() {
-    let d = described();
-    let device = Watched::plain(cpu("a"));
+    let d = described("qwen3");
+    let device = Watched::plain(cpu("a", 1));
     device.hangs.store(true, Ordering::Release);
     let open =
         |control: &CompileControl| engine(&d, std::slice::from_ref(&device), &d.store, control);
@@ -456,29 +413,33 @@ fn a_compiler_that_hangs_is_given_up() {
     });
 }
 
-#[test]
-fn what_is_refused_only_while_compiling_is_planned_around() {
-    let refuses = |step, device: &str, graph: &Subgraph| {
+/// Opens a model on a device whose compiler refuses an op of the feed-forward graphs, and on another
+/// one.
+fn refusing(op: fn(&Subgraph) -> &str, options: &OpenOptions) -> Result<Model, Error> {
+    let refuses = move |step, device: &str, graph: &Subgraph| {
         if step != Step::Compile || !graph.name.contains("ffn") {
             return Ok(());
         }
-        let (op, graph) = (graph.nodes[0].op.name().into(), graph.name.clone());
-        let why = "its compiler says so".into();
-        Err(DeviceError::Unsupported { device: device.into(), op, graph, why })
+        let (device, op, graph) = (device.into(), op(graph).into(), graph.name.clone());
+        Err(DeviceError::Unsupported { device, op, graph, why: "its compiler says so".into() })
     };
-    let open = |options: &OpenOptions| {
-        let Described { spec, store, .. } = described();
-        let devices = vec![Watched::new(cpu("a"), Box::new(refuses)) as Arc<dyn Device>, cpu("b")];
-        Model::open_bound("m", BoundModel { spec, store, devices }, options)
-    };
+    let Described { spec, store, .. } = described("qwen3");
+    let devices =
+        vec![Watched::new(cpu("a", 1), Box::new(refuses)) as Arc<dyn Device>, cpu("b", 1)];
+    Model::open_bound("m", BoundModel { spec, store, devices }, options)
+}
+
+#[test]
+fn what_is_refused_only_while_compiling_is_planned_around() {
+    let open = |options: &OpenOptions| refusing(|graph| graph.nodes[0].op.name(), options);
     let model = open(&OpenOptions::default()).unwrap();
     let plan = model.engine().unwrap().plan().clone();
     assert_eq!(plan.devices, ["a", "b"]);
     let ffn = |plan: &Plan| plan.prefill.rules.iter().any(|r| !r.refused.is_empty());
     assert!(ffn(&plan) && model.warnings().iter().any(|w| w.contains("its compiler says so")));
     // A given plan fails by name.
-    let facts = [cpu("a"), cpu("b")].map(|d| PlanDevice::of(&d));
-    let given = make(&described().spec, &facts, &PlanRequest::default()).unwrap();
+    let devices = [cpu("a", 1), cpu("b", 1)];
+    let given = plan_of(&described("qwen3"), &devices, &PlanRequest::default());
     let options = OpenOptions { plan: given.into(), ..OpenOptions::default() };
     let e = open(&options).err().unwrap().to_string();
     assert!(e.contains("device a") && e.contains("its compiler says so"), "{e}");
@@ -488,17 +449,7 @@ fn what_is_refused_only_while_compiling_is_planned_around() {
 /// A compiler that takes each op of a graph alone, but not the graph: all ops go elsewhere.
 #[test]
 fn a_refused_graph_whose_ops_are_taken_is_planned_around() {
-    let refuses = |step, device: &str, graph: &Subgraph| {
-        if step != Step::Compile || !graph.name.contains("ffn") {
-            return Ok(());
-        }
-        let (device, op, graph) = (device.into(), DeviceError::ALL_OPS.into(), graph.name.clone());
-        Err(DeviceError::Unsupported { device, op, graph, why: "its compiler says so".into() })
-    };
-    let Described { spec, store, .. } = described();
-    let devices = vec![Watched::new(cpu("a"), Box::new(refuses)) as Arc<dyn Device>, cpu("b")];
-    let options = OpenOptions::default();
-    let model = Model::open_bound("m", BoundModel { spec, store, devices }, &options).unwrap();
+    let model = refusing(|_| DeviceError::ALL_OPS, &OpenOptions::default()).unwrap();
     let ops: Vec<&str> = model.refusals().iter().map(|r| r.op.as_str()).collect();
     assert!(ops.len() > 2 && ["linear", "rms_norm"].iter().all(|op| ops.contains(op)), "{ops:?}");
     let plan = model.engine().unwrap().plan().clone();
@@ -519,15 +470,12 @@ impl OpenObserver for Limited {
 #[test]
 fn a_time_limit_names_the_segment_and_the_device() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("slow.toml");
-    let text = std::fs::read_to_string(root("socs/odd/static-shapes.toml")).unwrap();
-    std::fs::write(&file, text + "compile_us = 1e6\n").unwrap();
+    let slow = odd_text("static-shapes") + "compile_us = 1e6\n";
+    let slow = written_spec(dir.path(), "slow", &slow);
     let open = |seconds: f64| {
-        let device = format!("slow=virtual:{}", file.display()).parse().unwrap();
-        let devices = DeviceOptions { devices: vec![device], ..DeviceOptions::default() };
         let observer = Some(Arc::new(Limited(Duration::from_secs_f64(seconds))) as _);
-        let options = OpenOptions { devices, observer, ..OpenOptions::default() };
-        Model::open(&root("tests/golden/qwen3"), &options)
+        let options = OpenOptions { devices: on(&[&slow]), observer, ..OpenOptions::default() };
+        Model::open(&golden_dir("qwen3"), &options)
     };
     // Each code takes a second of virtual time. There are three per kind of segment, shared by all
     // layers.
@@ -542,27 +490,25 @@ fn a_time_limit_names_the_segment_and_the_device() {
 
 /// Logits of a prompt and of some tokens after it.
 fn logits(mut engine: Engine) -> Vec<f32> {
-    let (seq, mut out) = (engine.open(), Vec::new());
+    let seq = engine.open();
     let prompt: Vec<u32> = (1..40).collect();
-    for tokens in [&prompt[..], &[7], &[8]] {
-        let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
-        let input = fed(seq, tokens, WantedLogits::All);
-        engine.run(&[input], &mut |_, _, row| out.extend_from_slice(row)).unwrap();
+    [&prompt[..], &[7], &[8]]
+        .map(|tokens| feed(&mut engine, seq, tokens).unwrap().concat())
+        .concat()
+}
+
+/// Has a plan state for how many rows device `a` compiles.
+fn state(plan: &mut Plan, prefill: &[usize], decode: &[usize]) {
+    for (rules, rows) in [(&mut plan.prefill.rules, prefill), (&mut plan.decode.rules, decode)] {
+        let own = rules.iter_mut().filter(|r| r.device == "a");
+        own.for_each(|r| r.row_buckets = Some(rows.to_vec()));
     }
-    out
 }
 
 #[test]
 fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
-    let d = described();
-    let request = PlanRequest {
-        chunk: 12,
-        kv_dtype: Some(DType::F32),
-        activations: Some(Vec::new()),
-        ..PlanRequest::default()
-    };
+    let d = described("qwen3");
     let more = "static_shapes = true\nrow_buckets = [3, 9]";
-    let none = CompileControl::default();
     let run = |other: Option<&str>, change: fn(&mut Plan)| {
         let rows = Arc::new(Mutex::new(Vec::new()));
         let seen = rows.clone();
@@ -571,12 +517,12 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
             Ok(())
         };
         let odd = Watched::new(virtual_device("a", more), Box::new(before)) as Arc<dyn Device>;
-        let devices: Vec<_> = [Some(odd), other.map(cpu)].into_iter().flatten().collect();
-        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
+        let devices: Vec<_> =
+            [Some(odd), other.map(|name| cpu(name, 1))].into_iter().flatten().collect();
         let strategy = if other.is_some() { Strategy::Alternate } else { Strategy::OneDevice };
-        let mut plan = make(&d.spec, &facts, &PlanRequest { strategy, ..request.clone() }).unwrap();
+        let mut plan = plan_of(&d, &devices, &in_f32(strategy, 12));
         change(&mut plan);
-        let made = engine_by(plan, &d, &devices, &d.store, &none)?;
+        let made = engines::engine(&d, &devices, plan, EngineOptions::default())?;
         let mut rows: Vec<(bool, usize)> = rows.lock().unwrap().clone();
         let graphs = rows.len();
         rows.sort_unstable();
@@ -589,24 +535,12 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
     for other in [None, Some("b")] {
         let (own, rows, graphs) = run(other, |_| {}).unwrap();
         assert_eq!(of_layers(&rows), [3, 9]);
-        let (stated, rows, _) = run(other, |plan| {
-            let rules = plan.prefill.rules.iter_mut();
-            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![2, 5, 16]));
-            let rules = plan.decode.rules.iter_mut();
-            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![1]));
-        })
-        .unwrap();
+        let (stated, rows, _) = run(other, |plan| state(plan, &[2, 5, 16], &[1])).unwrap();
         assert_eq!(of_layers(&rows), [1, 2, 5, 16]);
         assert!(own == stated && own.iter().any(|x| *x != 0.0), "other bits");
         // Graphs of both phases are compiled once: three per segment, where the device's own rows
         // give two.
-        let (shared, rows, more) = run(other, |plan| {
-            let rules = plan.prefill.rules.iter_mut();
-            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![1, 4]));
-            let rules = plan.decode.rules.iter_mut();
-            rules.filter(|r| r.device == "a").for_each(|r| r.row_buckets = Some(vec![1, 8]));
-        })
-        .unwrap();
+        let (shared, rows, more) = run(other, |plan| state(plan, &[1, 4], &[1, 8])).unwrap();
         assert_eq!((of_layers(&rows), 2 * more), (vec![1, 4, 8], 3 * graphs));
         assert!(own == shared, "other bits");
     }
@@ -625,15 +559,11 @@ fn graphs_are_compiled_for_the_rows_that_a_plan_states() {
 /// anywhere.
 #[test]
 fn values_begin_where_devices_can_bind_them() {
-    let d = described();
+    let d = described("qwen3");
     let run = |strategy, more: String| {
         let devices = ["a", "b"].map(|name| virtual_device(name, &more));
-        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-        let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
-        let request =
-            PlanRequest { strategy, chunk: 12, kv_dtype, activations, ..PlanRequest::default() };
-        let plan = make(&d.spec, &facts, &request).unwrap();
-        logits(engine_by(plan, &d, &devices, &d.store, &CompileControl::default()).unwrap())
+        let plan = plan_of(&d, &devices, &in_f32(strategy, 12));
+        logits(engines::engine(&d, &devices, plan, EngineOptions::default()).unwrap())
     };
     for strategy in ["alternate", "split-columns"].map(|s| Strategy::parse(s).unwrap()) {
         for more in ["static_shapes = true\nrow_buckets = [3, 9]", "", "own_memory = true"] {
@@ -650,7 +580,7 @@ fn values_begin_where_devices_can_bind_them() {
 /// none.
 #[test]
 fn layers_of_one_shape_share_code_and_have_their_own_weights() {
-    let d = described();
+    let d = described("qwen3");
     let run = |device: Arc<dyn Device>| {
         let device = Watched::plain(device);
         let told = Arc::new(Mutex::new((0, 0)));
@@ -673,7 +603,7 @@ fn layers_of_one_shape_share_code_and_have_their_own_weights() {
     // Embedding and head; for each layer products, attention, its output and the feed-forward.
     let (kinds, graphs) = (2 + 4, 2 + 4 * d.spec.layers.len());
     assert!(graphs > kinds);
-    let own = run(cpu("a"));
+    let own = run(cpu("a", 1));
     assert_eq!((own.0, own.1), (kinds, graphs));
     let shared = run(virtual_device("v", ""));
     assert_eq!((shared.0, shared.1), (kinds, graphs));

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use conformance::setup::{cpu, processors};
 use troika::device::{
     Bindings, Buffer, Clock, Device, HostTask, RealClock, Run, View, Weights, Work,
 };
@@ -14,8 +15,7 @@ use troika::graph::{DType, Op, Subgraph, SubgraphBuilder};
 use troika::plan::Policy;
 use troika::trace::Tracer;
 use troika_check::CaseWeights;
-use troika_cpu::{CpuDevice, CpuOptions};
-use troika_sim::{Soc, VirtualClock, VirtualDevice};
+use troika_sim::VirtualClock;
 
 const COLS: usize = 8;
 const CHUNKS: usize = 4;
@@ -32,17 +32,12 @@ fn expert() -> Subgraph {
     b.finish().unwrap()
 }
 
-fn cpu(name: &str) -> Arc<dyn Device> {
-    let options = CpuOptions { name: name.into(), threads: 1, ..CpuOptions::default() };
-    Arc::new(CpuDevice::new(options).unwrap())
-}
-
 fn modelled(name: &str, clock: &Arc<VirtualClock>) -> Arc<dyn Device> {
-    let text = "name = \"s\"\n[[processor]]\nname = \"p\"\nkind = \"cpu\"\npeak_gops = 1\n\
-                bandwidth_gb_s = 1\nlaunch_us = 2\n";
-    let soc = Soc::parse("s.toml", text).unwrap();
-    let processor = soc.processor(None).unwrap();
-    Arc::new(VirtualDevice::new(name, &soc, processor, clock.clone()).unwrap())
+    let text = format!(
+        "name = \"s\"\n[[processor]]\nname = \"{name}\"\nkind = \"cpu\"\npeak_gops = 1\n\
+         bandwidth_gb_s = 1\nlaunch_us = 2\n"
+    );
+    processors(&text, clock).remove(0)
 }
 
 fn row() -> View {
@@ -206,9 +201,9 @@ fn graphs_grow_on_any_devices() {
     for buffers in [1, CHUNKS] {
         for policy in [Policy::InOrder, Policy::OutOfOrder] {
             for devices in [
-                vec![cpu("a")],
-                vec![cpu("a"), cpu("b"), cpu("c")],
-                vec![cpu("a"), modelled("m", &clock)],
+                vec![cpu("a", 1)],
+                vec![cpu("a", 1), cpu("b", 1), cpu("c", 1)],
+                vec![cpu("a", 1), modelled("m", &clock)],
             ] {
                 Model::new(devices, buffers).check(Arc::new(RealClock::new()), policy);
             }

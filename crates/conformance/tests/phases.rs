@@ -2,36 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
 use std::time::Duration;
 
+use conformance::golden::greedy_request as greedy;
+use conformance::setup::{TWO_PROCESSORS, golden_dir};
 use troika::engine::Sharing;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
-use troika::{DeviceOptions, Model, OpenOptions, Request};
+use troika::{DeviceOptions, Model, OpenOptions};
 
-/// A processor with a slow start, and a fast one.
-const SOC: &str = "name = \"two\"
-[[processor]]
-name = \"slow\"
-kind = \"npu\"
-peak_gops = 100.0
-bandwidth_gb_s = 10.0
-launch_us = 1000.0
-[[processor]]
-name = \"quick\"
-kind = \"gpu\"
-peak_gops = 100.0
-bandwidth_gb_s = 10.0
-launch_us = 50.0
-";
 const PROMPT: usize = 200;
-
-fn greedy(n: usize) -> Request {
-    let mut request = Request { max_tokens: Some(n), ignore_eos: true, ..Request::default() };
-    request.params.temperature = 0.0;
-    request
-}
 
 /// Tokens of one session between the start of another's prompt and its first token, all tokens, and
 /// the final time.
@@ -42,7 +22,9 @@ fn tokens_meanwhile(
 ) -> (usize, Vec<u32>, Duration) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("two.toml");
-    std::fs::write(&file, SOC).unwrap();
+    // The first one is slow to begin.
+    let soc = TWO_PROCESSORS.replace("gops = 1.0", "gops = 100.0").replace("20.0", "1000.0");
+    std::fs::write(&file, soc).unwrap();
     let spec = |name: &&str| format!("virtual:{}:{name}", file.display()).parse().unwrap();
     let options = OpenOptions {
         dtype: FloatType::F32,
@@ -55,8 +37,7 @@ fn tokens_meanwhile(
         sharing: Sharing { sequences: 2, rows_per_step, ..Sharing::default() },
         ..OpenOptions::default()
     };
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen3");
-    let model = Model::open(&golden, &options).unwrap();
+    let model = Model::open(&golden_dir("qwen3"), &options).unwrap();
     let (mut a, mut b) = (model.session().unwrap(), model.session().unwrap());
     a.start(&[1, 2, 3], &greedy(200)).unwrap();
     let mut tokens = vec![a.next_piece().unwrap().unwrap().token];
@@ -79,7 +60,7 @@ fn tokens_meanwhile(
 
 #[test]
 fn tokens_come_while_a_chunk_of_another_prompt_is_in_flight() {
-    let run = || tokens_meanwhile(&["slow", "quick"], Strategy::PrefillDecode, 128);
+    let run = || tokens_meanwhile(&["a", "b"], Strategy::PrefillDecode, 128);
     let (meanwhile, tokens, end) = run();
     // Many per chunk, not just one after each.
     assert!(meanwhile > 5 * PROMPT.div_ceil(64), "{meanwhile}");
@@ -89,7 +70,7 @@ fn tokens_come_while_a_chunk_of_another_prompt_is_in_flight() {
 #[test]
 fn a_prompt_is_mixed_with_decoding_within_the_rows_of_a_step() {
     for rows in [17, 33, 64] {
-        let (meanwhile, ..) = tokens_meanwhile(&["quick"], Strategy::OneDevice, rows);
+        let (meanwhile, ..) = tokens_meanwhile(&["b"], Strategy::OneDevice, rows);
         // Each step has a row of the decoding session.
         let steps = PROMPT.div_ceil(rows - 1);
         assert!((steps - 1..=steps + 1).contains(&meanwhile), "{rows}: {meanwhile} in {steps}");

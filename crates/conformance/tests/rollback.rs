@@ -5,20 +5,20 @@
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, Weak};
 
 use conformance::engines::{self, EngineOptions};
-use conformance::golden::read_golden;
+use conformance::setup::{best, feed, golden, golden_dir, in_f32, some_tokens};
 use troika::describe;
 use troika::device::{
     Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,
     DeviceKind, Executable, Queue, WeightSource, Weights, Work,
 };
 use troika::engine::{Engine, EngineError, KvError, SeqId, SequenceInput, WantedLogits};
-use troika::graph::{DType, Subgraph};
-use troika::plan::{PlanDevice, PlanRequest, make};
+use troika::graph::Subgraph;
+use troika::plan::{PlanDevice, Strategy, make};
 use troika::weights::FloatType;
 use troika_cpu::{CpuDevice, CpuOptions};
 
@@ -137,10 +137,6 @@ impl Queue for ProbeQueue {
     }
 }
 
-fn tests(dir: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(dir)
-}
-
 fn engine(dir: &Path, chunk: usize) -> (Engine, Arc<Mutex<Seen>>) {
     engine_with(dir, chunk, PAGE)
 }
@@ -157,31 +153,17 @@ fn engine_on(
     page_len: usize,
 ) -> Result<Engine, EngineError> {
     let d = describe(dir, FloatType::F32).unwrap();
-    let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
-    let request = PlanRequest { chunk, kv_dtype, activations, ..PlanRequest::default() };
     let mut facts = PlanDevice::of(&device);
     facts.caps.activation_formats = Vec::new();
-    let mut plan = make(&d.spec, &[facts], &request).unwrap();
+    let mut plan = make(&d.spec, &[facts], &in_f32(Strategy::OneDevice, chunk)).unwrap();
     assert_eq!(plan.page_len, PAGE);
     plan.page_len = page_len;
     engines::engine(&d, &[device], plan, EngineOptions::default())
 }
 
-/// Feeds tokens and returns the logits after each.
-fn feed(e: &mut Engine, seq: SeqId, tokens: &[u32]) -> Result<Vec<Vec<f32>>, EngineError> {
-    let mut rows = Vec::new();
-    let fed = if tokens.len() == 1 { SequenceInput::decode } else { SequenceInput::prompt };
-    e.run(&[fed(seq, tokens, WantedLogits::All)], &mut |_, _, row| rows.push(row.to_vec()))?;
-    Ok(rows)
-}
-
-fn best(logits: &[f32]) -> u32 {
-    (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
-}
-
 /// A copy of a checkpoint with another sliding window.
 fn with_window(name: &str, window: usize, to: &Path) {
-    let from = tests("golden").join(name);
+    let from = golden_dir(name);
     std::fs::copy(from.join("model.safetensors"), to.join("model.safetensors")).unwrap();
     let text = std::fs::read_to_string(from.join("config.json")).unwrap();
     let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -200,8 +182,7 @@ const END: usize = 170;
 #[test]
 fn windowed_sequences_go_on_where_they_are_cut_back_to() {
     for name in ["mistral", "gemma-3", "gpt-oss", "exaone-4"] {
-        let golden = read_golden(&tests("golden").join(name).join("golden.safetensors")).unwrap();
-        let prompt = &golden.input_ids[..20];
+        let prompt = &golden(name).input_ids[..20];
         for window in WINDOWS {
             let dir = tempfile::tempdir().unwrap();
             with_window(name, window, dir.path());
@@ -254,17 +235,13 @@ fn generate(e: &mut Engine, prompt: &[u32]) -> (Vec<u32>, Vec<Vec<f32>>) {
 
 /// A checkpoint whose keys use other rotations beyond 32 tokens: a sequence that grows past that is
 /// computed again.
-const LONGROPE: &str = "variants/phi-3-variant1";
-
-fn some_tokens(n: usize) -> Vec<u32> {
-    (0..n).map(|i| (i * 37 % 200) as u32).collect()
-}
+const LONGROPE: &str = "../variants/phi-3-variant1";
 
 #[test]
 fn a_device_that_fails_leaves_only_what_was_computed() {
-    let ids = some_tokens(48);
-    for (dir, before) in [(LONGROPE, 20), (LONGROPE, 40), ("golden/gpt-oss", 20)] {
-        let (mut e, seen) = engine(&tests(dir), 7);
+    let ids = some_tokens(48, 0);
+    for (dir, before) in [(LONGROPE, 20), (LONGROPE, 40), ("gpt-oss", 20)] {
+        let (mut e, seen) = engine(&golden_dir(dir), 7);
         let seq = e.open();
         let fresh = feed(&mut e, seq, &ids).unwrap();
         e.close(seq);
@@ -296,10 +273,10 @@ fn a_device_that_fails_leaves_only_what_was_computed() {
 /// continues.
 #[test]
 fn sequences_that_wait_leave_their_pages_to_others() {
-    let ids = some_tokens(48);
-    let (mut e, _) = engine_with(&tests(LONGROPE), 7, 4);
+    let ids = some_tokens(48, 0);
+    let (mut e, _) = engine_with(&golden_dir(LONGROPE), 7, 4);
     let context = e.plan().context;
-    let others = some_tokens(context - 24);
+    let others = some_tokens(context - 24, 0);
     let seq = e.open();
     let fresh = feed(&mut e, seq, &ids[..30]).unwrap();
     e.close(seq);
@@ -318,14 +295,14 @@ fn sequences_that_wait_leave_their_pages_to_others() {
     assert!(e.preemptions() > before);
     e.audit().unwrap();
     // One that outgrows the context is refused before any work.
-    let error = feed(&mut e, b, &some_tokens(25)).unwrap_err();
+    let error = feed(&mut e, b, &some_tokens(25, 0)).unwrap_err();
     assert!(matches!(error, EngineError::Kv(KvError::Context { .. })), "{error}");
     assert_eq!(e.len(b), others.len());
 }
 
 #[test]
 fn a_sequence_is_fed_once_per_call() {
-    let (mut e, _) = engine(&tests("golden/qwen3"), 7);
+    let (mut e, _) = engine(&golden_dir("qwen3"), 7);
     let seq = e.open();
     let feed = SequenceInput::prompt(seq, &[1, 2], WantedLogits::Last);
     let error = e.run(&[feed, feed], &mut |_, _, _| ()).unwrap_err();
@@ -336,14 +313,14 @@ fn a_sequence_is_fed_once_per_call() {
 /// Executables and weights are freed with their engine, and with an engine that failed to open.
 #[test]
 fn nothing_is_left_of_an_engine() {
-    let dir = tests("golden/qwen3");
+    let dir = golden_dir("qwen3");
     let alive = |seen: &Arc<Mutex<Seen>>| {
         let seen = seen.lock().unwrap();
         (seen.made.len(), seen.made.iter().filter(|w| w.strong_count() > 0).count())
     };
     let (mut e, seen) = engine(&dir, 7);
     let seq = e.open();
-    feed(&mut e, seq, &some_tokens(20)).unwrap();
+    feed(&mut e, seq, &some_tokens(20, 0)).unwrap();
     let (all, held) = alive(&seen);
     assert!(all > 5 && held == all, "{held} of {all}");
     drop(e);

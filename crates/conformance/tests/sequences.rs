@@ -6,21 +6,19 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use conformance::engines::{self, EngineOptions};
+use conformance::setup::{self, cpu, in_f32, plan_of, root, some_tokens};
 use troika::device::Device;
 use troika::engine::{
     Admission, Engine, EngineError, EngineHandle, Event, KvError, Next, SeqId, SequenceInput,
     Sharing, WantedLogits,
 };
-use troika::graph::DType;
-use troika::plan::{LengthRules, PlanDevice, PlanRequest, Ratio, Strategy, make};
+use troika::plan::{LengthRules, PlanRequest, Ratio, Strategy};
 use troika::weights::FloatType;
 use troika::{Described, describe};
 use troika_check::Random;
-use troika_cpu::{CpuDevice, CpuOptions};
 
 const MODELS: [&str; 5] = [
     "golden/qwen3",
@@ -35,13 +33,8 @@ const CONTEXT: usize = 96;
 const PAGE: usize = 8;
 const VOCAB: usize = 200;
 
-fn cpu(name: &str) -> Arc<dyn Device> {
-    let options = CpuOptions { name: name.into(), threads: 1, ..Default::default() };
-    Arc::new(CpuDevice::new(options).unwrap())
-}
-
-fn dir(model: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(model)
+fn described(model: &str) -> Described {
+    describe(&root("tests").join(model), FloatType::F32).unwrap()
 }
 
 fn engine(d: &Described, strategy: Strategy, chunk: usize, sharing: Sharing) -> Engine {
@@ -56,17 +49,10 @@ fn engine_of(
     sharing: Sharing,
 ) -> Engine {
     let one = strategy == Strategy::OneDevice;
-    let devices: Vec<Arc<dyn Device>> = if one { vec![cpu("a")] } else { vec![cpu("a"), cpu("b")] };
-    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-    let request = PlanRequest {
-        strategy,
-        chunk,
-        context: Some(CONTEXT),
-        kv_dtype: Some(DType::F32),
-        activations: Some(Vec::new()),
-        ..PlanRequest::default()
-    };
-    let mut plan = make(&d.spec, &facts, &request).unwrap();
+    let devices: Vec<Arc<dyn Device>> =
+        if one { vec![cpu("a", 1)] } else { vec![cpu("a", 1), cpu("b", 1)] };
+    let request = PlanRequest { context: Some(CONTEXT), ..in_f32(strategy, chunk) };
+    let mut plan = plan_of(d, &devices, &request);
     plan.page_len = PAGE;
     if by_length {
         let rules = plan.prefill.rules.clone();
@@ -77,14 +63,21 @@ fn engine_of(
 }
 
 fn best(logits: &[f32]) -> u32 {
-    let known = 0..VOCAB.min(logits.len());
-    known.rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+    setup::best(&logits[..VOCAB.min(logits.len())])
 }
 
 fn bits(logits: &[f32]) -> u64 {
     let mut hasher = DefaultHasher::new();
     logits.iter().for_each(|x| hasher.write_u32(x.to_bits()));
     hasher.finish()
+}
+
+/// The bits of the logits behind each of a prompt's tokens.
+fn prompt(e: &mut Engine, seq: SeqId, tokens: &[u32]) -> Vec<u64> {
+    let mut rows = Vec::new();
+    let input = SequenceInput::prompt(seq, tokens, WantedLogits::All);
+    e.run(&[input], &mut |_, _, row| rows.push(bits(row))).unwrap();
+    rows
 }
 
 /// The logits of a sequence alone.
@@ -455,7 +448,7 @@ fn strategies() -> [Strategy; 4] {
 }
 
 fn run(seed: u64, (model, strategy): (&str, Strategy), (most, steps): (usize, usize)) -> Totals {
-    let d = describe(&dir(model), FloatType::F32).unwrap();
+    let d = described(model);
     let mut random = Random(seed);
     let chunk = *random.of(&[5, 16, 64]);
     let sharing = Sharing {
@@ -551,9 +544,9 @@ fn few_sequences_in_many_ways() {
 /// decoded first: another slot than the prompt's.
 #[test]
 fn a_prompt_that_outgrows_its_rotations_starts_over_with_what_was_decoded() {
-    let d = describe(&dir(LONGROPE.0), FloatType::F32).unwrap();
+    let d = described(LONGROPE.0);
     let mut e = engine_of(&d, Strategy::PrefillDecode, (16, true), Sharing::default());
-    let tokens: Vec<u32> = (0..60).map(|i| i * 37 % VOCAB as u32).collect();
+    let tokens = some_tokens(60, 0);
     let seq = e.open();
     e.run(&[SequenceInput::decode(seq, &tokens[..8], WantedLogits::Last)], &mut |_, _, _| {})
         .unwrap();
@@ -574,7 +567,7 @@ fn prompts_without_room_leave_the_places_to_those_that_decode() {
 /// a few. However many short ones come, the long one goes on.
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one() {
-    let d = describe(&dir(MODELS[0]), FloatType::F32).unwrap();
+    let d = described(MODELS[0]);
     for (client, others) in [(1, 40), (2, 40), (1, 1), (2, 1)] {
         let sharing = Sharing { sequences: 3, ..Sharing::default() };
         let mut e = engine(&d, Strategy::OneDevice, 8, sharing);
@@ -675,10 +668,10 @@ fn tokens_of_checks_are_those_decoded_one_by_one() {
     for model in MODELS {
         for strategy in strategies() {
             for by_length in [false, true] {
-                let d = describe(&dir(model), FloatType::F32).unwrap();
+                let d = described(model);
                 let sharing = Sharing { sequences: 3, ..Sharing::default() };
                 let mut e = engine_of(&d, strategy.clone(), (16, by_length), sharing);
-                let prompt: Vec<u32> = (0..41).map(|i| i * 37 % VOCAB as u32).collect();
+                let prompt = some_tokens(41, 0);
                 let [want, other] = decoded(&mut e, &prompt, None);
                 assert_eq!(want, other);
                 let by_checks = decoded(&mut e, &prompt, Some(&want));
@@ -693,23 +686,17 @@ fn tokens_of_checks_are_those_decoded_one_by_one() {
 /// first has a short batch; the pages its windows free behind that must not be used in it.
 #[test]
 fn sequences_go_on_in_the_middle_of_a_chunk() {
-    let d = describe(&dir(MODELS[1]), FloatType::F32).unwrap();
-    let tokens: Vec<u32> = (0..47).map(|i| i * 37 % VOCAB as u32).collect();
+    let d = described(MODELS[1]);
+    let tokens = some_tokens(47, 0);
     let mut one = engine(&d, Strategy::OneDevice, 16, Sharing::default());
-    let feed = |e: &mut Engine, seq, tokens: &[u32]| {
-        let (mut rows, logits) = (Vec::new(), WantedLogits::All);
-        e.run(&[SequenceInput::prompt(seq, tokens, logits)], &mut |_, _, row| rows.push(bits(row)))
-            .unwrap();
-        rows
-    };
     let seq = one.open();
-    let want = feed(&mut one, seq, &tokens);
+    let want = prompt(&mut one, seq, &tokens);
     for (first, cut) in [(32, 20), (32, 24), (20, 20), (24, 24), (31, 31), (16, 16)] {
         let mut e = engine_of(&d, Strategy::OneDevice, (16, true), Sharing::default());
         let seq = e.open();
-        feed(&mut e, seq, &tokens[..first]);
+        prompt(&mut e, seq, &tokens[..first]);
         e.truncate(seq, cut).unwrap();
-        assert!(feed(&mut e, seq, &tokens[cut..]) == want[cut..], "from {first} cut to {cut}");
+        assert!(prompt(&mut e, seq, &tokens[cut..]) == want[cut..], "from {first} cut to {cut}");
     }
 }
 
@@ -717,32 +704,24 @@ fn sequences_go_on_in_the_middle_of_a_chunk() {
 #[test]
 fn two_of_five_checked_rows_are_kept() {
     for model in MODELS {
-        let d = describe(&dir(model), FloatType::F32).unwrap();
-        let tokens: Vec<u32> = (0..31).map(|i| i * 37 % VOCAB as u32).collect();
-        let run = |e: &mut Engine, seq, tokens: &[u32]| {
-            let (mut rows, logits) = (Vec::new(), WantedLogits::All);
-            e.run(&[SequenceInput::prompt(seq, tokens, logits)], &mut |_, _, row| {
-                rows.push(bits(row));
-            })
-            .unwrap();
-            rows
-        };
+        let d = described(model);
+        let tokens = some_tokens(31, 0);
         for strategy in strategies() {
             // Within a page, over its end, from its end on.
-            for prompt in [17, 21, 24] {
+            for len in [17, 21, 24] {
                 let mut alone = engine(&d, strategy.clone(), 16, Sharing::default());
                 let seq = alone.open();
-                let want = run(&mut alone, seq, &tokens);
+                let want = prompt(&mut alone, seq, &tokens);
                 let mut e = engine(&d, strategy.clone(), 16, Sharing::default());
                 let seq = e.open();
-                run(&mut e, seq, &tokens[..prompt]);
-                let wrong: Vec<u32> = tokens[prompt + 2..][..3].iter().map(|t| t ^ 1).collect();
-                let checked = [&tokens[prompt..][..2], &wrong].concat();
-                let rows = run(&mut e, seq, &checked);
-                assert!(rows[..2] == want[prompt..][..2], "{model}, {strategy}: the check");
-                e.truncate(seq, prompt + 2).unwrap();
-                let rows = run(&mut e, seq, &tokens[prompt + 2..]);
-                assert!(rows == want[prompt + 2..], "{model}, {strategy}: behind {prompt}");
+                prompt(&mut e, seq, &tokens[..len]);
+                let wrong: Vec<u32> = tokens[len + 2..][..3].iter().map(|t| t ^ 1).collect();
+                let checked = [&tokens[len..][..2], &wrong].concat();
+                let rows = prompt(&mut e, seq, &checked);
+                assert!(rows[..2] == want[len..][..2], "{model}, {strategy}: the check");
+                e.truncate(seq, len + 2).unwrap();
+                let rows = prompt(&mut e, seq, &tokens[len + 2..]);
+                assert!(rows == want[len + 2..], "{model}, {strategy}: behind {len}");
             }
         }
     }

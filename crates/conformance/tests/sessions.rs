@@ -3,7 +3,7 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
@@ -11,6 +11,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
+use conformance::golden::greedy_request as greedy;
+use conformance::setup::{golden_dir, root, some_tokens};
 use troika::engine::sample::{Constraint, SampleError};
 use troika::engine::{EngineError, KvError, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
@@ -19,10 +21,6 @@ use troika::{
     Control, DeviceOptions, Error, Finish, Model, OpenOptions, Output, Request, Session,
     SessionOptions,
 };
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
 
 fn options(sequences: usize) -> OpenOptions {
     OpenOptions {
@@ -40,17 +38,7 @@ fn tiny(options: &OpenOptions) -> Model {
 }
 
 fn qwen3(options: &OpenOptions) -> Model {
-    Model::open(&root("tests/golden/qwen3"), options).unwrap()
-}
-
-fn greedy(n: usize) -> Request {
-    let mut request = Request { max_tokens: Some(n), ignore_eos: true, ..Request::default() };
-    request.params.temperature = 0.0;
-    request
-}
-
-fn some_tokens(n: usize, seed: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 37 + i / 7 * seed + seed * 11) % 250) as u32).collect()
+    Model::open(&golden_dir("qwen3"), options).unwrap()
 }
 
 fn generate(session: &mut Session, prompt: &[u32], n: usize) -> Result<Output, Error> {
@@ -235,7 +223,7 @@ fn panics_in_callbacks_leave_all_usable() {
 const BAD_TOKEN: u32 = 299;
 
 fn with_nan(to: &Path) {
-    let from = root("tests/golden/llama-2");
+    let from = golden_dir("llama-2");
     std::fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
     let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -316,8 +304,7 @@ fn bad_requests_are_one_error_each() {
 fn a_generation_ends_where_the_budget_of_the_cache_does() {
     let open = |name: &str, kv_bytes| {
         let sharing = Sharing { sequences: 3, kv_bytes, ..Sharing::default() };
-        let golden = root("tests/golden").join(name);
-        Model::open(&golden, &OpenOptions { sharing, ..options(3) }).unwrap()
+        Model::open(&golden_dir(name), &OpenOptions { sharing, ..options(3) }).unwrap()
     };
     let (long, short) = (some_tokens(60, 1), some_tokens(20, 2));
     for name in ["qwen3", "gemma-3"] {
@@ -627,20 +614,13 @@ impl Constraint for Held {
     fn accept(&mut self, _: u32) {}
 }
 
-/// A request whose tokens are drawn.
-fn drawn(n: usize) -> Request {
-    let mut request = greedy(n);
-    (request.params.temperature, request.params.seed) = (1.0, 7);
-    request
-}
-
 #[test]
 fn a_mask_that_does_not_come_holds_up_its_own_sequence_alone() {
     let prompts: Vec<Vec<u32>> = (0..4).map(|i| some_tokens(20 + 3 * i, i)).collect();
     let wanted = |prompt: &Vec<u32>| {
         let model = qwen3(&options(1));
         let mut session = model.session().unwrap();
-        session.generate(prompt, &drawn(24), &mut |_, _| Control::Continue).unwrap().tokens
+        session.generate(prompt, &seeded(24, 7), &mut |_, _| Control::Continue).unwrap().tokens
     };
     let want: Vec<Vec<u32>> = prompts.iter().map(wanted).collect();
     let model = qwen3(&options(4));
@@ -649,7 +629,7 @@ fn a_mask_that_does_not_come_holds_up_its_own_sequence_alone() {
     let start = |prompt: &Vec<u32>, waits: bool| {
         let mut session = model.session().unwrap();
         let constraint = waits.then(|| Box::new(Held(gate.clone())) as Box<dyn Constraint>);
-        session.start_within(prompt, &drawn(24), constraint).unwrap();
+        session.start_within(prompt, &seeded(24, 7), constraint).unwrap();
         session
     };
     let mut slow = start(&prompts[0], true);
@@ -663,7 +643,9 @@ fn a_mask_that_does_not_come_holds_up_its_own_sequence_alone() {
     let ended = cancelled.finish(None).unwrap();
     assert_eq!((ended.finish, ended.tokens.len()), (Finish::Cancelled, 0));
     works(&model, &mut cancelled);
-    cancelled.start_within(&prompts[2], &drawn(24), Some(Box::new(Held(gate.clone())))).unwrap();
+    cancelled
+        .start_within(&prompts[2], &seeded(24, 7), Some(Box::new(Held(gate.clone()))))
+        .unwrap();
     assert!(model.step().unwrap(), "it waits for what is chosen");
     drop(held);
     assert_eq!(slow.finish(None).unwrap().tokens, want[0]);

@@ -4,39 +4,19 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use conformance::engines::{EngineOptions, engine};
-use troika::describe;
+use conformance::golden::bits;
+use conformance::setup::{TWO_PROCESSORS, described, in_f32, plan_of, processors, some_tokens};
 use troika::device::{Device, Work};
 use troika::engine::{Admission, Engine, Event, Next, SeqId, SequenceInput, Sharing, WantedLogits};
-use troika::graph::DType;
-use troika::plan::{PlanDevice, PlanRequest, Strategy, make};
-use troika::weights::FloatType;
+use troika::plan::Strategy;
 use troika_check::{Doing, Hook, Hooked, Random};
-use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
+use troika_sim::VirtualClock;
 
-/// Two devices, each with memory of its own: a state has to be copied from one to the other.
-const SOC: &str = "name = \"two\"
-[[processor]]
-name = \"a\"
-kind = \"npu\"
-peak_gops = 1.0
-bandwidth_gb_s = 10.0
-launch_us = 20.0
-own_memory = true
-[[processor]]
-name = \"b\"
-kind = \"gpu\"
-peak_gops = 1.0
-bandwidth_gb_s = 10.0
-launch_us = 50.0
-own_memory = true
-";
 const CHUNK: usize = 16;
 const PAGE: usize = 8;
-const VOCAB: usize = 200;
 /// A state of one row beside pages of all positions; pages of two windows; convolutions, and scans
 /// beside attention; delta rules.
 const MODELS: [&str; 5] = [
@@ -55,29 +35,16 @@ struct World {
 
 impl World {
     fn new(model: &str, strategy: Strategy) -> World {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(model);
-        let d = describe(&dir, FloatType::F32).unwrap();
-        let soc = Soc::parse("two.toml", SOC).unwrap();
+        let d = described(model);
         let clock = Arc::new(VirtualClock::new());
-        let board = Board::new(&soc, clock.clone());
         let hook = Hook::default();
         let count = if strategy == Strategy::OneDevice { 1 } else { 2 };
-        let devices: Vec<Arc<dyn Device>> = soc.processors[..count]
-            .iter()
-            .map(|p| -> Arc<dyn Device> {
-                let device = VirtualDevice::on(&board, &p.name, p).unwrap();
-                Arc::new(Hooked::new(Arc::new(device), hook.clone()))
-            })
-            .collect();
-        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-        let request = PlanRequest {
-            strategy,
-            chunk: CHUNK,
-            kv_dtype: Some(DType::F32),
-            activations: Some(Vec::new()),
-            ..PlanRequest::default()
-        };
-        let mut plan = make(&d.spec, &facts, &request).unwrap();
+        // Each has memory of its own: a state has to be copied from one to the other.
+        let soc = TWO_PROCESSORS.replace("launch_us", "own_memory = true\nlaunch_us");
+        let devices = processors(&soc, &clock).into_iter().take(count);
+        let watched = |device| Arc::new(Hooked::new(device, hook.clone())) as Arc<dyn Device>;
+        let devices: Vec<Arc<dyn Device>> = devices.map(watched).collect();
+        let mut plan = plan_of(&d, &devices, &in_f32(strategy, CHUNK));
         (plan.page_len, plan.prefill.chunks_in_flight) = (PAGE, 2);
         let sharing = Sharing { sequences: 4, ..Sharing::default() };
         let options = EngineOptions { clock: Some(clock), sharing, ..EngineOptions::default() };
@@ -100,7 +67,6 @@ impl World {
     /// The logits behind each of some tokens that a sequence is fed.
     fn feed(&mut self, input: &SequenceInput<'_>) -> Vec<Vec<u32>> {
         let mut rows = Vec::new();
-        let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect();
         self.engine.run(&[*input], &mut |_, _, row| rows.push(bits(row))).unwrap();
         self.engine.audit().unwrap();
         rows
@@ -126,10 +92,6 @@ impl World {
     }
 }
 
-fn some_tokens(n: usize) -> Vec<u32> {
-    (0..n).map(|i| ((i * 37 + i / 7) % VOCAB) as u32).collect()
-}
-
 /// The places where a strategy computes prompts and decodes.
 fn strategies() -> [Strategy; 3] {
     [Strategy::OneDevice, Strategy::Alternate, Strategy::PrefillDecode]
@@ -137,7 +99,7 @@ fn strategies() -> [Strategy; 3] {
 
 #[test]
 fn a_check_goes_on_from_where_it_began() {
-    let tokens = some_tokens(60);
+    let tokens = some_tokens(60, 1);
     let want = World::alone(MODELS[0], &tokens);
     for strategy in strategies() {
         // Within a page, over its end, from its end on.
@@ -165,7 +127,7 @@ fn a_check_goes_on_from_where_it_began() {
 
 #[test]
 fn what_is_cut_back_to_the_prompt_goes_on_from_its_end() {
-    let tokens = some_tokens(40);
+    let tokens = some_tokens(40, 1);
     let want = World::alone(MODELS[0], &tokens);
     for strategy in strategies() {
         let mut world = World::new(MODELS[0], strategy.clone());
@@ -187,7 +149,7 @@ fn what_is_cut_back_to_the_prompt_goes_on_from_its_end() {
 
 #[test]
 fn forks_go_on_from_the_pages_that_they_share() {
-    let tokens = some_tokens(47);
+    let tokens = some_tokens(47, 1);
     for model in MODELS {
         let want = World::alone(model, &tokens);
         for strategy in [Strategy::OneDevice, Strategy::Alternate] {
@@ -211,9 +173,7 @@ fn forks_go_on_from_the_pages_that_they_share() {
                         .step(&mut |event| {
                             match event {
                                 Event::Begun { cached, .. } => shared = cached,
-                                Event::Logits { logits, .. } => {
-                                    row = logits.iter().map(|x| x.to_bits()).collect();
-                                }
+                                Event::Logits { logits, .. } => row = bits(logits),
                                 event => panic!("{event:?}"),
                             }
                             Next::Wait
@@ -239,7 +199,7 @@ fn forks_go_on_from_the_pages_that_they_share() {
 /// Pieces of a text are computed as prompts and as checks, and so by one device and the other.
 #[test]
 fn states_are_handed_over_in_the_midst_of_a_prompt() {
-    let tokens = some_tokens(90);
+    let tokens = some_tokens(90, 1);
     for model in MODELS {
         let want = World::alone(model, &tokens);
         for seed in 0..12 {

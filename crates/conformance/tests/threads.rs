@@ -6,20 +6,21 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
+use conformance::golden::greedy_request as greedy;
+use conformance::setup::{golden_dir, on};
 use troika::engine::{EngineError, KvError, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
 use troika::{
-    Control, DeviceOptions, Error, Finish, Model, OpenOptions, Output, Request, Session,
-    SessionCanceller, SessionOptions,
+    Control, DeviceOptions, Error, Finish, Model, OpenOptions, Output, Session, SessionCanceller,
+    SessionOptions,
 };
 use troika_check::Random;
 
@@ -29,34 +30,20 @@ const PROMPTS: usize = 10;
 /// Number of known tokens of each prompt's continuation.
 const KNOWN: usize = 40;
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
-}
-
 fn options(devices: &[&str]) -> OpenOptions {
     OpenOptions {
         dtype: FloatType::F32,
         kv_dtype: Some(DType::F32),
-        devices: DeviceOptions {
-            threads: Some(1),
-            devices: devices.iter().map(|d| d.parse().unwrap()).collect(),
-            ..DeviceOptions::default()
-        },
+        devices: DeviceOptions { threads: Some(1), ..on(devices) },
         ..OpenOptions::default()
     }
-}
-
-fn greedy(n: usize) -> Request {
-    let mut request = Request { max_tokens: Some(n), ignore_eos: true, ..Request::default() };
-    request.params.temperature = 0.0;
-    request
 }
 
 /// Prompts with common beginnings and lengths around page borders, with their continuations.
 type Prompts = Vec<(Vec<u32>, Vec<u32>)>;
 
 fn prompts(name: &str, random: &mut Random) -> Prompts {
-    let model = Model::open(&golden(name), &options(&[])).unwrap();
+    let model = Model::open(&golden_dir(name), &options(&[])).unwrap();
     let mut session = model.session().unwrap();
     let common: Vec<u32> = (0..100).map(|_| random.below(200) as u32).collect();
     let prompt = |_| {
@@ -88,20 +75,20 @@ fn model(name: &str, random: &mut Random) -> (Model, String) {
         },
         ..options(devices)
     };
-    let all = Model::open(&golden(name), &options).unwrap().engine().unwrap().memory().kv_cache;
+    let all = Model::open(&golden_dir(name), &options).unwrap().engine().unwrap().memory().kv_cache;
     let one = all / options.sharing.sequences as u64;
     options.sharing.kv_bytes = random.of(&[None, Some(1), Some(2), Some(5)]).map(|n| one * n / 4);
     let what = format!(
         "{name}, {strategy}, chunk {:?}, context {:?}, {:?}",
         options.chunk, options.context, options.sharing
     );
-    match Model::open(&golden(name), &options) {
+    match Model::open(&golden_dir(name), &options) {
         Ok(model) => (model, what),
         // A budget of less than a page is refused; the default is not.
         Err(e) => {
             assert!(matches!(e, Error::Engine(EngineError::Kv(KvError::Budget { .. }))), "{e}");
             options.sharing.kv_bytes = None;
-            (Model::open(&golden(name), &options).unwrap(), what)
+            (Model::open(&golden_dir(name), &options).unwrap(), what)
         }
     }
 }
