@@ -8,23 +8,22 @@ mod needed;
 
 mod verdicts;
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use conformance::engines::{EngineOptions, engine};
-use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
-use conformance::suite::{Exclusion, model_cases, run_suite};
+use conformance::golden::{all_logits, find, greedy, read_golden, relative_error, relative_rms};
+use conformance::setup::{golden_dir, in_f32, npu_settings, on, plan_of, root, segment_cases};
+use conformance::suite::{Exclusion, run_suite};
 use troika::device::{Device, SpaceId};
 use troika::engine::sample::SampleParams;
 use troika::engine::{Admission, Event, Next, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
-use troika::npu::RuntimePlaces;
-use troika::plan::{PlanDevice, PlanRequest, Strategy, make};
+use troika::plan::Strategy;
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    DeviceOptions, GpuAdapter, GpuUse, Model, NpuSettings, OpenOptions, Request, Session, describe,
+    DeviceOptions, GpuAdapter, GpuUse, Model, OpenOptions, Request, Session, describe,
     gpu_adapters, open_devices,
 };
 use troika_check::{DeviceCase, op_cases};
@@ -32,10 +31,6 @@ use troika_check::{DeviceCase, op_cases};
 /// The device that tests take.
 fn gpu_spec() -> String {
     format!("gpu:{}", needed::adapter())
-}
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
 /// Whether the software adapter is here.
@@ -51,9 +46,8 @@ fn is_here() -> bool {
 
 /// Devices of which the GPU has memory of its own.
 fn options(specs: &[&str]) -> DeviceOptions {
-    let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
     let gpus = GpuUse { own_memory: true, ..GpuUse::default() };
-    DeviceOptions { devices, gpus, ..DeviceOptions::default() }
+    DeviceOptions { gpus, ..on(specs) }
 }
 
 fn device(spec: &str) -> Arc<dyn Device> {
@@ -75,13 +69,6 @@ fn refused() -> Vec<Exclusion> {
     ];
     let rounded = rounded.map(|what| (what, "kernels round activations to bytes only"));
     ops.into_iter().chain(rounded).map(|(what, why)| Exclusion { what, why }).collect()
-}
-
-/// Devices of which the GPU works in the host's memory.
-fn sharing(specs: &[&str]) -> DeviceOptions {
-    let mut options = options(specs);
-    options.gpus.own_memory = false;
-    options
 }
 
 fn holds(cases: &[DeviceCase], refused: &[Exclusion]) {
@@ -106,21 +93,16 @@ fn ops_hold_in_the_memory_of_the_host() {
     if !is_here() {
         return;
     }
-    let devices = open_devices(&sharing(&[&gpu_spec(), "cpu"])).unwrap();
+    let devices = open_devices(&on(&[&gpu_spec(), "cpu"])).unwrap();
     assert_eq!(devices[0].caps().spaces, [SpaceId::HOST]);
     holds_on(&*devices[0], &op_cases().unwrap(), &refused());
 }
 
 #[test]
 fn segments_hold() {
-    if !is_here() {
-        return;
+    if is_here() {
+        holds(&segment_cases(), &[]);
     }
-    let mut all = Vec::new();
-    for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
-        all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
-    }
-    holds(&all, &[]);
 }
 
 /// The reference library's logits and greedy tokens.
@@ -202,10 +184,7 @@ fn shared_batches(model: &str, spec: &str) -> Vec<(usize, usize, Vec<f32>)> {
     let tokens: Vec<u32> = (0..47).map(|i| 1 + i * 83 % 190).collect();
     let d = describe(&root("tests/golden-2026").join(model), FloatType::F32).unwrap();
     let devices = open_devices(&options(&[spec])).unwrap();
-    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-    let (kv_dtype, activations) = (Some(DType::F32), Some(Vec::new()));
-    let request = PlanRequest { chunk: 11, kv_dtype, activations, ..PlanRequest::default() };
-    let mut plan = make(&d.spec, &facts, &request).unwrap();
+    let mut plan = plan_of(&d, &devices, &in_f32(Strategy::OneDevice, 11));
     plan.page_len = 8;
     let sharing = Sharing { sequences: 4, ..Sharing::default() };
     let used = EngineOptions { sharing, ..EngineOptions::default() };
@@ -264,7 +243,7 @@ fn the_command_judges_a_model_on_both() {
     }
     let golden = |devices: &str, more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
-        command.arg("golden").arg(root("tests/golden/qwen3"));
+        command.arg("golden").arg(golden_dir("qwen3"));
         let found = command.args(["--device", devices]).args(more).output().unwrap();
         let said = String::from_utf8(found.stdout).unwrap();
         assert_eq!(found.status.success(), said.contains("1 passed"), "{said}");
@@ -300,7 +279,7 @@ fn strategies_with_the_cpu_in_its_memory() {
     if !is_here() {
         return;
     }
-    let devices = sharing(&[&gpu_spec(), "cpu"]);
+    let devices = on(&[&gpu_spec(), "cpu"]);
     for strategy in Strategy::ALL {
         architectures_on(&devices, &strategy, &["qwen3", "qwen3-moe"]);
     }
@@ -326,22 +305,15 @@ fn nothing_is_copied_in_the_memory_of_the_host() {
                 tracer: tracer.clone(),
                 ..OpenOptions::default()
             };
-            let model = Model::open(&root("tests/golden/qwen3"), &options).unwrap();
+            let model = Model::open(&golden_dir("qwen3"), &options).unwrap();
             tracer.take();
             greedy(&model, &[1, 2, 3, 4, 5], 4).unwrap();
             tracer.take().iter().filter(|span| span.name == "copy").count()
         };
         let specs = [&*gpu_spec(), "cpu"];
         assert!(copies(options(&specs)) > 0, "{strategy}");
-        assert_eq!(copies(sharing(&specs)), 0, "{strategy}");
+        assert_eq!(copies(on(&specs)), 0, "{strategy}");
     }
-}
-
-/// Root mean square difference, relative to the reference's.
-fn rms_error(got: &[f32], want: &[f32]) -> f32 {
-    let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>();
-    let off = squares(&mut got.iter().zip(want).map(|(a, b)| a - b));
-    (off / squares(&mut want.iter().copied())).sqrt()
 }
 
 /// Products with activations in eight bits are as exact as the CPU's, in chunks of any length.
@@ -365,10 +337,10 @@ fn activations_in_eight_bits() {
     };
     for quant in [Quant::Q8, Quant::Q4, Quant::Q4By64] {
         let exact = logits("cpu", quant, FloatType::F32, 48);
-        let cpu = rms_error(&logits("cpu", quant, FloatType::Auto, 48), &exact);
+        let cpu = relative_rms(&logits("cpu", quant, FloatType::Auto, 48), &exact);
         let whole = logits(&gpu_spec(), quant, FloatType::Auto, 48);
-        let gpu = rms_error(&whole, &exact);
-        let parts = rms_error(&logits(&gpu_spec(), quant, FloatType::Auto, 4), &whole);
+        let gpu = relative_rms(&whole, &exact);
+        let parts = relative_rms(&logits(&gpu_spec(), quant, FloatType::Auto, 4), &whole);
         println!("{quant:?}: CPU {cpu:e}, GPU {gpu:e}, in chunks of 4 rows {parts:e}");
         assert!(gpu > 1e-4 && gpu < 1.5 * cpu, "{quant:?}: {gpu:e}, CPU {cpu:e}");
         assert!(parts < 0.5 * gpu, "{quant:?}: {parts:e} of {gpu:e}");
@@ -381,12 +353,8 @@ fn an_npu_hands_prompts_over() {
     if !is_here() {
         return;
     }
-    let runtimes = root("target/npu-runtimes");
-    let installed = Command::new(root(".ci/npu-runtimes")).arg(&runtimes).status().unwrap();
-    assert!(installed.success());
-    let runtime = RuntimePlaces { library: None, environments: vec![runtimes] };
-    let npu = NpuSettings { runtime, ..NpuSettings::default() };
-    let devices = DeviceOptions { npu, ..options(&["npu:openvino:cpu", &gpu_spec(), "cpu"]) };
+    let devices = options(&["npu:openvino:cpu", &gpu_spec(), "cpu"]);
+    let devices = DeviceOptions { npu: npu_settings(), ..devices };
     let names = ["qwen3", "llama-3.2", "gemma-2", "qwen3-moe"];
     architectures_on(&devices, &Strategy::parse("prefill-decode=npu:gpu").unwrap(), &names);
 }

@@ -8,29 +8,19 @@ mod needed;
 #[path = "../../troika-gpu/tests/common/open.rs"]
 mod open;
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use conformance::golden::{greedy, read_golden};
+use conformance::golden::greedy;
+use conformance::setup::{Told, golden, golden_dir, on};
 use troika::device::Device;
 use troika::graph::DType;
 use troika::model::chat::HelperCommand;
 use troika::weights::{FloatType, Quant};
 use troika::{
-    AutoDevices, BoundModel, DeviceOptions, GpuAdapter, Model, OpenObserver, OpenOptions,
-    gpu_adapters, open_devices,
+    AutoDevices, BoundModel, DeviceOptions, GpuAdapter, Model, OpenOptions, gpu_adapters,
+    open_devices,
 };
 use troika_lab::Shape;
-
-/// Keeps what is said of devices.
-#[derive(Debug, Default)]
-struct Told(Mutex<Vec<String>>);
-
-impl OpenObserver for Told {
-    fn placed(&self, sentence: &str) {
-        self.0.lock().unwrap().push(sentence.to_string());
-    }
-}
 
 /// Options that choose devices, where software is a card of so many bytes.
 fn options(told: &Arc<Told>, memory: u64) -> OpenOptions {
@@ -90,7 +80,7 @@ fn plans_for_little_memory_hold_what_they_say() {
             let told = Arc::new(Told::default());
             let asked = OpenOptions { dtype, ..options(&told, memory) };
             let chosen = asked.chosen(name, &shape.spec, &store()).unwrap();
-            let [line] = &told.0.lock().unwrap()[..] else { panic!("{told:?}") };
+            let [line] = &told.placed.lock().unwrap()[..] else { panic!("{told:?}") };
             println!("{name} with {} MiB: {line}", memory >> 20);
             if chosen.devices.devices.is_empty() {
                 assert!(line.contains("the CPU computes") && least == 0, "{line}");
@@ -130,15 +120,11 @@ fn a_gpu_that_is_named_gets_what_fits() {
             dtype: FloatType::F32,
             chunk: Some(16),
             observer: Some(told.clone()),
-            devices: DeviceOptions {
-                devices: devices.iter().map(|device| device.parse().unwrap()).collect(),
-                memory: vec![("gpu".into(), most)],
-                ..DeviceOptions::default()
-            },
+            devices: DeviceOptions { memory: vec![("gpu".into(), most)], ..on(devices) },
             ..OpenOptions::default()
         };
         let chosen = options.chosen("long", &shape.spec, &store()).unwrap();
-        let told = told.0.lock().unwrap().clone();
+        let told = told.placed.lock().unwrap().clone();
         (chosen, told)
     };
     // A position of the cache takes 40 KiB in f32.
@@ -169,21 +155,17 @@ fn a_gpu_that_is_named_gets_what_fits() {
     assert!(told.is_empty() && chosen.context.is_none(), "{told:?}");
 }
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
-}
-
 /// Opens a model of files with devices that are chosen, checks its tokens, and returns what was said.
 fn holds(name: &str, memory: u64, helper: Option<HelperCommand>) -> (Vec<String>, Model) {
     let told = Arc::new(Told::default());
     let mut options =
         OpenOptions { dtype: FloatType::F32, context: None, ..options(&told, memory) };
     options.devices.auto.as_mut().unwrap().helper = helper;
-    let model = Model::open(&golden(name), &options).unwrap();
-    let golden = read_golden(&golden(name).join("golden.safetensors")).unwrap();
+    let model = Model::open(&golden_dir(name), &options).unwrap();
+    let golden = golden(name);
     let got = greedy(&model, &golden.input_ids, golden.greedy.len()).unwrap();
     assert_eq!(got, golden.greedy, "{name}");
-    let said = told.0.lock().unwrap().clone();
+    let said = told.placed.lock().unwrap().clone();
     (said, model)
 }
 

@@ -8,29 +8,24 @@ mod needed;
 #[path = "../../troika-gpu/tests/common/open.rs"]
 mod open;
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use conformance::golden::{greedy, read_golden};
+use conformance::golden::{greedy, greedy_request};
+use conformance::setup::{Told, described, golden, golden_dir, on};
 use troika::device::Device;
 use troika::engine::Sharing;
 use troika::plan::Strategy;
-use troika::weights::{BindOptions, FloatType, Quant};
+use troika::weights::FloatType;
 use troika::{
-    BoundModel, Described, DeviceOptions, Model, OpenObserver, OpenOptions, Request, check_device,
-    describe, open_devices,
+    BoundModel, Described, DeviceOptions, Model, OpenOptions, check_device, open_devices,
 };
 use troika_gpu::{GpuDevice, GpuOptions};
 
 /// How long anything here may take at most.
 const LONGEST: Duration = Duration::from_secs(120);
 const NAMES: [&str; 3] = ["qwen3", "gemma-2", "qwen3-moe"];
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
-}
 
 /// The software adapter as a device; `None`, with a line, where it is not installed.
 fn gpu(binding_limit: Option<u64>) -> Option<Arc<GpuDevice>> {
@@ -39,21 +34,6 @@ fn gpu(binding_limit: Option<u64>) -> Option<Arc<GpuDevice>> {
 
 fn cpu() -> Arc<dyn Device> {
     open_devices(&DeviceOptions::default()).unwrap().remove(0)
-}
-
-fn described(name: &str) -> Described {
-    let bind = BindOptions { float: FloatType::F32, quant: Quant::None };
-    describe(&golden(name), bind).unwrap()
-}
-
-/// Keeps what is said.
-#[derive(Debug)]
-struct Told(Arc<Mutex<Vec<String>>>);
-
-impl OpenObserver for Told {
-    fn notice(&self, sentence: &str) {
-        self.0.lock().unwrap().push(sentence.to_string());
-    }
 }
 
 fn options() -> OpenOptions {
@@ -73,7 +53,7 @@ fn opened(name: &str, devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> M
 
 /// Asserts that a model says what the reference library says.
 fn holds(name: &str, model: &Model) {
-    let golden = read_golden(&golden(name).join("golden.safetensors")).unwrap();
+    let golden = golden(name);
     let got = greedy(model, &golden.input_ids, golden.greedy.len()).unwrap();
     assert_eq!(got, golden.greedy, "{name}");
 }
@@ -86,12 +66,11 @@ fn what_does_not_fit_stays_on_the_cpu() {
     for name in NAMES {
         let all: u64 = described(name).store.classes().iter().map(|class| class.bytes).sum();
         for (memory, some) in [(0, false), (1, false), (all / 2, true)] {
-            let devices = [&format!("gpu:{}", needed::adapter()), "cpu"]
-                .map(|spec| spec.parse().unwrap())
-                .to_vec();
             let memory = vec![("gpu".to_string(), memory)];
-            let devices = DeviceOptions { devices, memory, ..DeviceOptions::default() };
-            let model = Model::open(&golden(name), &OpenOptions { devices, ..options() }).unwrap();
+            let devices = on(&[&format!("gpu:{}", needed::adapter()), "cpu"]);
+            let devices = DeviceOptions { memory, ..devices };
+            let model =
+                Model::open(&golden_dir(name), &OpenOptions { devices, ..options() }).unwrap();
             let uses = |device: &str| {
                 model.plan().all_rules().any(|rule| rule.devices().any(|d| d == device))
             };
@@ -147,12 +126,6 @@ fn nothing_is_said_of_kernels_of_a_lost_device() {
 fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
     const TOKENS: usize = 24;
     let prompts: [&[u32]; 3] = [&[1, 2, 3], &[9, 8, 7, 6, 5, 4, 3, 2, 1], &[5, 6]];
-    let request = || {
-        let mut request =
-            Request { max_tokens: Some(TOKENS), ignore_eos: true, ..Request::default() };
-        request.params.temperature = 0.0;
-        request
-    };
     let answer = |session: &mut troika::Session, mut got: usize| {
         let mut tokens = Vec::new();
         while got < TOKENS {
@@ -171,12 +144,11 @@ fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
         let Some(gpu) = gpu(None) else { return };
         let alone = opened(name, vec![cpu()], &options());
         let want = prompts.map(|prompt| greedy(&alone, prompt, TOKENS).unwrap());
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let tell = told.clone();
+        let told = Arc::new(Told::default());
         let with_fallback = OpenOptions {
             fallback: true,
             strategy: Strategy::parse(strategy).unwrap(),
-            observer: Some(Arc::new(Told(tell))),
+            observer: Some(told.clone()),
             ..options_for(if together { 2 } else { 1 })
         };
         let model = opened(name, vec![gpu.clone(), cpu()], &with_fallback);
@@ -184,7 +156,7 @@ fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
         let mut sessions = [model.session().unwrap(), model.session().unwrap()];
         let mut got = [Vec::new(), Vec::new()];
         for (i, session) in sessions.iter_mut().enumerate().take(1 + usize::from(together)) {
-            session.start(prompts[i], &request()).unwrap();
+            session.start(prompts[i], &greedy_request(TOKENS)).unwrap();
             for _ in 0..decoded {
                 got[i].push(session.next_piece().unwrap().unwrap().token);
             }
@@ -192,7 +164,7 @@ fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
         gpu.lose();
         for (i, session) in sessions.iter_mut().enumerate() {
             if got[i].is_empty() {
-                session.start(prompts[i], &request()).unwrap();
+                session.start(prompts[i], &greedy_request(TOKENS)).unwrap();
             }
             let so_far = got[i].len();
             got[i].extend(answer(session, so_far));
@@ -201,7 +173,7 @@ fn with_a_fallback_the_cpu_goes_on_where_a_device_is_lost() {
         let later = greedy(&model, prompts[2], TOKENS).unwrap();
         assert_eq!(later, want[2], "{name}, a later sequence");
         assert_eq!(model.plan().devices, ["cpu"], "{name} by {strategy}");
-        let told = told.lock().unwrap();
+        let told = told.noticed.lock().unwrap();
         assert_eq!(told.len(), 1, "{name}: {told:?}");
         assert!(told[0].contains("device gpu: the driver lost it"), "{told:?}");
         model.engine().unwrap().audit().unwrap();
@@ -215,8 +187,7 @@ fn a_lost_device_fails_its_sequences_by_name() {
     let device = gpu.clone();
     std::thread::spawn(move || {
         let model = opened("qwen3", vec![device.clone() as Arc<dyn Device>], &options_for(2));
-        let mut request = Request { max_tokens: Some(64), ignore_eos: true, ..Request::default() };
-        request.params.temperature = 0.0;
+        let request = greedy_request(64);
         let mut sessions = [model.session().unwrap(), model.session().unwrap()];
         for (i, session) in sessions.iter_mut().enumerate() {
             session.start(&[1, 2, 3 + i as u32], &request).unwrap();

@@ -2,32 +2,19 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use conformance::golden::greedy_request;
+use conformance::setup::{Told, cpu, described};
 use troika::device::{Device, DeviceError};
 use troika::engine::Sharing;
-use troika::weights::{BindOptions, FloatType, Quant};
-use troika::{
-    BoundModel, Described, DeviceOptions, Error, Model, OpenObserver, OpenOptions, Request,
-    describe,
-};
+use troika::weights::FloatType;
+use troika::{BoundModel, Described, DeviceOptions, Error, Model, OpenOptions};
 use troika_check::{Doing, Hook, Hooked};
-use troika_cpu::{CpuDevice, CpuOptions};
 
 const TOKENS: usize = 6;
 /// The second one takes several chunks.
 const PROMPTS: [&[u32]; 2] = [&[1, 2, 3], &[9, 8, 7, 6, 5, 4, 3, 2, 1, 10, 11]];
-
-/// Keeps what is said.
-#[derive(Debug)]
-struct Told(Arc<Mutex<Vec<String>>>);
-
-impl OpenObserver for Told {
-    fn notice(&self, sentence: &str) {
-        self.0.lock().unwrap().push(sentence.to_string());
-    }
-}
 
 fn options() -> OpenOptions {
     let sharing = Sharing { sequences: 2, ..Sharing::default() };
@@ -42,12 +29,9 @@ fn options() -> OpenOptions {
 
 /// A model on a device named `worker`, with its hook.
 fn opened(name: &str, options: &OpenOptions) -> (Model, Hook) {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
-    let bind = BindOptions { float: FloatType::F32, quant: Quant::None };
-    let Described { spec, store, .. } = describe(&golden, bind).unwrap();
-    let own = CpuOptions { name: "worker".into(), threads: 1, ..CpuOptions::default() };
+    let Described { spec, store, .. } = described(name);
     let hook = Hook::default();
-    let worker = Hooked::new(Arc::new(CpuDevice::new(own).unwrap()), hook.clone());
+    let worker = Hooked::new(cpu("worker", 1), hook.clone());
     let devices = vec![Arc::new(worker) as Arc<dyn Device>];
     let model = Model::open_bound(name, BoundModel { spec, store, devices }, options).unwrap();
     (model, hook)
@@ -69,11 +53,9 @@ fn lose_after(hook: &Hook, lists: usize, count: &Arc<Mutex<usize>>) {
 
 /// The answers to both prompts, computed together.
 fn answers(model: &Model) -> Result<[Vec<u32>; 2], Error> {
-    let mut request = Request { max_tokens: Some(TOKENS), ignore_eos: true, ..Request::default() };
-    request.params.temperature = 0.0;
     let mut sessions = [model.session()?, model.session()?];
     for (session, prompt) in sessions.iter_mut().zip(PROMPTS) {
-        session.start(prompt, &request)?;
+        session.start(prompt, &greedy_request(TOKENS))?;
     }
     let mut got = [Vec::new(), Vec::new()];
     for _ in 0..TOKENS {
@@ -95,14 +77,13 @@ fn whenever_a_device_is_lost_the_cpu_gives_the_same_answers() {
         let lists = *count.lock().unwrap();
         assert!(lists > TOKENS, "{name}: {lists} lists");
         for after in 0..lists {
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let tell = told.clone();
-            let observer: Option<Arc<dyn OpenObserver>> = Some(Arc::new(Told(tell)));
-            let (model, hook) = opened(name, &OpenOptions { observer, ..options() });
+            let told = Arc::new(Told::default());
+            let observed = OpenOptions { observer: Some(told.clone()), ..options() };
+            let (model, hook) = opened(name, &observed);
             lose_after(&hook, after, &Arc::default());
             assert_eq!(answers(&model).unwrap(), want, "{name}: lost after {after} lists");
             assert_eq!(model.plan().devices, ["cpu"]);
-            let told = told.lock().unwrap();
+            let told = told.noticed.lock().unwrap();
             assert_eq!(told.len(), 1, "{told:?}");
             assert!(told[0].starts_with("device worker: the driver lost it: it was unplugged;"));
             // Whoever comes later begins there.

@@ -5,13 +5,14 @@
 
 mod verdicts;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conformance::golden::{all_logits, find, open_changed, read_golden, relative_error};
-use conformance::suite::{Exclusion, model_cases, run_suite};
+use conformance::setup::{all_cases, golden, golden_dir, npu_settings, on, root};
+use conformance::suite::{Exclusion, run_suite};
 use half::f16;
 use troika::device::{
     Bindings, Buffer, CommandList, CompileRequest, CompileResults, Device, DeviceError,
@@ -26,37 +27,18 @@ use troika::graph::{
     convert_products, form_products,
 };
 use troika::model::spec::WeightRole;
-use troika::npu::{HelperCommand, NpuDevice, NpuOptions, NpuSpec, Rewrites, RuntimePlaces};
+use troika::npu::{HelperCommand, NpuDevice, NpuOptions, NpuSpec, Rewrites};
 use troika::plan::{Plan, Strategy};
 use troika::trace::Tracer;
 use troika::weights::{FloatType, Quant};
 use troika::{
     BoundModel, CalibrationOptions, DeviceOptions, Error, MemoryLimits, Model, NpuNumbers,
-    NpuSettings, OpenOptions, Scored, Source, calibrate, open_devices,
+    OpenOptions, Scored, Source, calibrate, open_devices,
 };
-use troika_check::Bench;
-use troika_check::{DeviceCase, Random, op_cases};
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-/// A Python environment with the runtimes, made once.
-fn runtime() -> RuntimePlaces {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    let environment = MADE.get_or_init(|| {
-        let environment = root("target/npu-runtimes");
-        let made = Command::new(root(".ci/npu-runtimes")).arg(&environment).status().unwrap();
-        assert!(made.success());
-        environment
-    });
-    RuntimePlaces { library: None, environments: vec![environment.clone()] }
-}
+use troika_check::{Bench, DeviceCase, Random, op_cases};
 
 fn options(specs: &[&str]) -> DeviceOptions {
-    let devices = specs.iter().map(|spec| spec.parse().unwrap()).collect();
-    let npu = NpuSettings { runtime: runtime(), ..NpuSettings::default() };
-    DeviceOptions { devices, npu, ..DeviceOptions::default() }
+    DeviceOptions { npu: npu_settings(), ..on(specs) }
 }
 
 fn device(spec: &str) -> Arc<dyn Device> {
@@ -77,16 +59,8 @@ const DYNAMIC: [Exclusion; 10] = [
     Exclusion { what: "mix", why: "it is written for no compiler yet" },
 ];
 
-fn cases() -> Vec<DeviceCase> {
-    let mut all = op_cases().unwrap();
-    for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
-        all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
-    }
-    all
-}
-
 fn holds(spec: &str, rewrites: &str, more: &[Exclusion]) {
-    holds_within(spec, rewrites, more, cases());
+    holds_within(spec, rewrites, more, all_cases());
 }
 
 fn holds_within(spec: &str, rewrites: &str, more: &[Exclusion], cases: Vec<DeviceCase>) {
@@ -223,8 +197,7 @@ fn formed_products_give_the_same_logits() {
                 chunk: Some(16),
                 ..OpenOptions::default()
             };
-            let (model, golden) = (root("tests/golden").join(name), "golden.safetensors");
-            let golden = read_golden(&model.join(golden)).unwrap();
+            let (model, golden) = (golden_dir(name), golden(name));
             let logits = |form: Option<ProductForm>| {
                 let change = |plan: &mut Plan| {
                     assert!(plan.all_rules().any(|r| r.device == "npu" && !r.has_forms()));
@@ -246,6 +219,21 @@ fn formed_products_give_the_same_logits() {
     }
 }
 
+fn linear(weight: WeightRef, activations: ActivationFormat) -> Op {
+    Op::Linear { weight, bias: None, activations, form: None }
+}
+
+/// A graph of one op, which has a weight.
+fn product(rows: usize, weight: WeightDecl, op: impl FnOnce(WeightRef) -> Op) -> Subgraph {
+    let (n, k) = (weight.rows, weight.cols);
+    let mut b = SubgraphBuilder::new("product", rows);
+    let x = b.input("x", k, DType::F32);
+    let op = op(b.weight(weight));
+    let y = b.op("y", op, &[x], n);
+    b.output(y);
+    b.finish().unwrap()
+}
+
 /// Products in formats of which weights are converted give the same in all forms.
 #[test]
 fn converted_products_are_the_same_in_all_forms() {
@@ -260,13 +248,8 @@ fn converted_products_are_the_same_in_all_forms() {
         for activations in floats.into_iter().chain(by_row).chain(clipped) {
             let (rows, n, k) = (128, 48, 64);
             let weights = Calibrated { n, k, limit: 1.5 };
-            let mut b = SubgraphBuilder::new("product", rows);
-            let x = b.input("x", k, DType::F32);
-            let weight = b.weight(WeightDecl::whole("w".into(), n, k, DType::F32));
-            let op = Op::Linear { weight, bias: None, activations, form: None };
-            let y = b.op("y", op, &[x], n);
-            b.output(y);
-            let plain = bind_static(&b.finish().unwrap(), rows);
+            let plain = product(rows, weights.decl(), |weight| linear(weight, activations));
+            let plain = bind_static(&plain, rows);
             let formed = |form| form_products(&plain, |name| (name == "w").then_some(form));
             // Groups of more rows than a piece of a chunk, too.
             let forms = [ProductForm::Exchanged, ProductForm::Groups(4), ProductForm::Groups(64)];
@@ -293,10 +276,10 @@ fn converted_products_are_the_same_in_all_forms() {
 /// The command finds the runtime as `troika` does, and judges by tolerance.
 #[test]
 fn the_command_takes_npus() {
-    let runtime = runtime().environments.remove(0);
+    let runtime = npu_settings().runtime.environments.remove(0);
     let golden = |tolerance: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
-        command.arg("golden").arg(root("tests/golden/qwen3"));
+        command.arg("golden").arg(golden_dir("qwen3"));
         command.args(["--device", "npu:openvino:cpu,cpu", "--tolerance", tolerance]);
         let found = command.env("VIRTUAL_ENV", &runtime).output().unwrap();
         (found.status.success(), String::from_utf8(found.stdout).unwrap())
@@ -345,14 +328,9 @@ fn compilers_may_crash_or_hang() {
 /// Each missing step has a sentence with what mends it.
 #[test]
 fn what_is_missing_is_said() {
-    let open = |npu: NpuSettings, spec: &str| {
-        let devices = vec![spec.parse().unwrap()];
-        let options = DeviceOptions { devices, npu, ..DeviceOptions::default() };
-        open_devices(&options).err().unwrap().to_string()
-    };
-    let settings = |runtime| NpuSettings { runtime, ..NpuSettings::default() };
+    let open = |spec| open_devices(&options(&[spec])).err().unwrap().to_string();
     for spec in ["npu", "npu:qnn", "npu:openvino:npu"] {
-        let why = open(settings(runtime()), spec);
+        let why = open(spec);
         assert!(why.contains("finds no") && !why.contains('\n'), "{why}");
     }
 }
@@ -451,19 +429,10 @@ impl Stored {
         all
     }
 
-    fn decl(&self) -> WeightDecl {
-        WeightDecl::whole("w".into(), self.n, STORED, self.dtype)
-    }
-
     /// A product with it, for each of some numbers of rows.
     fn products<const N: usize>(&self, rows: [usize; N], of: ActivationFormat) -> [Subgraph; N] {
-        let mut b = SubgraphBuilder::new("product", 16);
-        let x = b.input("x", STORED, DType::F32);
-        let weight = b.weight(self.decl());
-        let y =
-            b.op("y", Op::Linear { weight, bias: None, activations: of, form: None }, &[x], self.n);
-        b.output(y);
-        let graph = b.finish().unwrap();
+        let decl = WeightDecl::whole("w".into(), self.n, STORED, self.dtype);
+        let graph = product(16, decl, |weight| linear(weight, of));
         rows.map(|rows| bind_static(&graph, rows))
     }
 }
@@ -506,7 +475,7 @@ fn counted(spec: &str) -> (NpuDevice, impl Fn() -> usize) {
     let options = NpuOptions {
         name: "npu".into(),
         spec: NpuSpec::parse(spec).unwrap(),
-        places: runtime(),
+        places: npu_settings().runtime,
         row_buckets: Vec::new(),
         threads: 1,
         helper: None,
@@ -623,8 +592,7 @@ fn a_refusal_names_its_op_and_keeps_what_was_compiled() {
     let x = b.input("x", STORED, DType::F32);
     let x = b.op("twice", Op::Scale { factor: 2.0 }, &[x], STORED);
     let weight = b.weight(WeightDecl::whole("nan".into(), stored.n, STORED, DType::F32));
-    let op = Op::Linear { weight, bias: None, activations: ActivationFormat::F32, form: None };
-    let y = b.op("y", op, &[x], stored.n);
+    let y = b.op("y", linear(weight, ActivationFormat::F32), &[x], stored.n);
     b.output(y);
     let bad = bind_static(&b.finish().unwrap(), 4);
     let codes = compiled(&npu, &[&good, &bad], &stored);
@@ -646,7 +614,7 @@ fn graphs_that_do_not_fit_are_refused_before_they_are_compiled() {
     let open = |host| {
         let devices = options(&["npu:reference", "cpu"]);
         let options = OpenOptions { devices, memory: limits(host), ..OpenOptions::default() };
-        Model::open(&root("tests/golden/qwen3"), &options)
+        Model::open(&golden_dir("qwen3"), &options)
     };
     let refused = open(1 << 12).err().unwrap();
     assert!(matches!(refused, Error::TooLarge { .. }), "{refused}");
@@ -687,6 +655,10 @@ struct Calibrated {
 }
 
 impl Calibrated {
+    fn decl(&self) -> WeightDecl {
+        WeightDecl::whole("w".into(), self.n, self.k, DType::F32)
+    }
+
     fn weights(&self) -> Vec<f32> {
         let number =
             |i: usize| if i.is_multiple_of(self.k) { 127 } else { (i * 37 % 255) as i32 - 127 };
@@ -741,19 +713,10 @@ fn the_clipped_product_and_its_outliers_add_up() {
             let activations = ActivationFormat::of_tensor(bits, ScaleOrigin::Clipped);
             let weights = Calibrated { n, k, limit: 1.5 };
             let graph = |op: fn(WeightRef, ActivationFormat) -> Op| {
-                let mut b = SubgraphBuilder::new("product", rows);
-                let x = b.input("x", k, DType::F32);
-                let weight = b.weight(WeightDecl::whole("w".into(), n, k, DType::F32));
-                let y = b.op("y", op(weight, activations), &[x], n);
-                b.output(y);
-                bind_static(&b.finish().unwrap(), rows)
+                let graph = product(rows, weights.decl(), |weight| op(weight, activations));
+                bind_static(&graph, rows)
             };
-            let clipped = graph(|weight, activations| Op::Linear {
-                weight,
-                bias: None,
-                activations,
-                form: None,
-            });
+            let clipped = graph(linear);
             let outliers = graph(|weight, activations| Op::Outliers { weight, activations });
             // Up to 50 times the limit in some places.
             let value = |i: usize| ((i * 71 % 199) as f32 - 99.0) / 80.0;

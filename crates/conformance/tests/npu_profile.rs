@@ -3,20 +3,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use conformance::golden::{all_logits, find, read_golden};
+use conformance::golden::all_logits;
+use conformance::setup::{golden, golden_dir, npu_settings, on};
 use serde_json::Value;
-use troika::npu::{Profiling, ProfilingLevel, RuntimePlaces};
+use troika::npu::{Profiling, ProfilingLevel};
 use troika::trace::{EXECUTION, TraceReport, Tracer, read_chrome};
 use troika::weights::FloatType;
 use troika::{DeviceOptions, Model, NpuSettings, OpenOptions};
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
 
 /// A trace as its file has it, and what the logits were.
 struct Traced {
@@ -56,25 +52,17 @@ fn traced(npu: &str, profiling: Option<Profiling>) -> Traced {
     // Qualcomm's library loses its device where one session ends while another one begins.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let environment = root("target/npu-runtimes");
-    let made = Command::new(root(".ci/npu-runtimes")).arg(&environment).status().unwrap();
-    assert!(made.success());
-    let runtime = RuntimePlaces { library: None, environments: vec![environment] };
-    let npu_settings =
-        NpuSettings { runtime, profiling, row_buckets: vec![16], ..NpuSettings::default() };
-    let devices = [npu, "cpu"].iter().map(|spec| spec.parse().unwrap()).collect();
+    let npu_settings = NpuSettings { profiling, row_buckets: vec![16], ..npu_settings() };
     let tracer = Tracer::on();
     let options = OpenOptions {
         dtype: FloatType::F32,
-        devices: DeviceOptions { devices, npu: npu_settings, ..DeviceOptions::default() },
+        devices: DeviceOptions { npu: npu_settings, ..on(&[npu, "cpu"]) },
         chunk: Some(16),
         tracer: tracer.clone(),
         ..OpenOptions::default()
     };
-    let cases = find(&root("tests/golden")).unwrap();
-    let case = cases.iter().find(|case| case.name == "qwen3").unwrap();
-    let ids = read_golden(&case.golden).unwrap().input_ids;
-    let model = Model::open(&case.model, &options).unwrap();
+    let model = Model::open(&golden_dir("qwen3"), &options).unwrap();
+    let ids = golden("qwen3").input_ids;
     let logits = all_logits(&model, &ids).unwrap();
     drop(model);
     let mut json = Vec::new();

@@ -16,7 +16,7 @@ use troika::device::{
     Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,
     DeviceKind, Executable, Queue, WeightSource, Weights, Work,
 };
-use troika::engine::{Engine, EngineError, KvError, SeqId, SequenceInput, WantedLogits};
+use troika::engine::{Engine, EngineError, KvError, SequenceInput, WantedLogits};
 use troika::graph::Subgraph;
 use troika::plan::{PlanDevice, Strategy, make};
 use troika::weights::FloatType;
