@@ -2,39 +2,33 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-
+use conformance::setup::{golden_dir, on, virtual_spec};
 use troika::engine::{SequenceInput, WantedLogits};
 use troika::plan::{Phase, Strategy};
 use troika::program::{CopyCount, PhaseCopies};
 use troika::trace::Tracer;
 use troika::weights::FloatType;
-use troika::{DeviceOptions, Model, OpenOptions, make_plan};
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
+use troika::{Model, OpenOptions, make_plan};
 
 const CHUNK: usize = 6;
 
 /// Two devices: `cpu`, or a file of `socs/odd`.
 fn options(pair: [&str; 2], strategy: Strategy) -> OpenOptions {
-    let spec = |(name, device): (&str, &str)| match device {
-        "cpu" => format!("{name}=cpu").parse().unwrap(),
-        odd => format!("{name}=virtual:{}", root("socs/odd").join(odd).display()).parse().unwrap(),
-    };
-    let devices = ["a", "b"].into_iter().zip(pair).map(spec).collect();
+    let [a, b] = [("a", pair[0]), ("b", pair[1])].map(|(name, device)| match device {
+        "cpu" => format!("{name}=cpu"),
+        odd => virtual_spec(name, &format!("odd/{odd}")),
+    });
     OpenOptions {
         dtype: FloatType::F32,
         chunk: Some(CHUNK),
         strategy,
-        devices: DeviceOptions { devices, ..DeviceOptions::default() },
+        devices: on(&[&a, &b]),
         ..OpenOptions::default()
     }
 }
 
 fn planned(model: &str, options: &OpenOptions) -> Vec<PhaseCopies> {
-    make_plan(&root("tests/golden").join(model), options).unwrap().copies().unwrap()
+    make_plan(&golden_dir(model), options).unwrap().copies().unwrap()
 }
 
 fn number(counts: &[CopyCount]) -> usize {
@@ -45,7 +39,7 @@ fn number(counts: &[CopyCount]) -> usize {
 fn copied(model: &str, options: &OpenOptions) -> [usize; 3] {
     let tracer = Tracer::on();
     let options = OpenOptions { tracer: tracer.clone(), ..options.clone() };
-    let model = Model::open(&root("tests/golden").join(model), &options).unwrap();
+    let model = Model::open(&golden_dir(model), &options).unwrap();
     let seq = model.engine().unwrap().open();
     [&[1; CHUNK][..], &[2], &[3]].map(|tokens| {
         tracer.take();
@@ -101,7 +95,7 @@ fn bytes_are_those_of_ids_logits_and_caches() {
     };
     // Ids and positions go in; logits come out.
     let alone = options([own, "cpu"], Strategy::OneDevice);
-    let model = Model::open(&root("tests/golden/qwen3"), &alone).unwrap();
+    let model = Model::open(&golden_dir("qwen3"), &alone).unwrap();
     let logits = 4 * model.spec().vocab;
     let expected = |tokens: usize| {
         [count(None, Some("a"), 2, 2 * 4 * tokens), count(Some("a"), None, 1, logits)]

@@ -3,45 +3,23 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use conformance::setup::{golden_dir, on, root, session_bits};
 use troika::engine::WantedLogits;
-use troika::plan::{Phase, Strategy};
+use troika::plan::Strategy;
 use troika::weights::{CacheFolder, FloatType, Quant};
 use troika::{Control, DeviceOptions, MemoryLimits, Model, OpenOptions, Request};
 
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
 fn devices(names: &[&str]) -> DeviceOptions {
-    let devices = names.iter().map(|name| name.parse().unwrap()).collect();
-    DeviceOptions { threads: Some(2), devices, ..DeviceOptions::default() }
-}
-
-/// The logits of a prompt in chunks, and of tokens after it.
-fn logits(model: &Model) -> Vec<f32> {
-    let mut session = model.session().unwrap();
-    let prompt: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 200).collect();
-    let mut all = Vec::new();
-    let mut keep = |_: usize, row: &mut [f32]| all.extend_from_slice(row);
-    session.feed(&prompt, WantedLogits::All, &mut keep).unwrap();
-    for token in [7, 90, 13, 7, 150] {
-        session.feed_as(Phase::Decode, &[token], WantedLogits::Last, &mut keep).unwrap();
-    }
-    all
-}
-
-/// Whether two lists have the same bits.
-fn same(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+    DeviceOptions { threads: Some(2), ..on(names) }
 }
 
 #[test]
 fn all_families_compute_the_same_as_in_memory() {
     let cache = tempfile::tempdir().unwrap();
     for name in ["deepseek-v2", "gpt-oss", "mixtral", "olmoe", "phimoe", "qwen2-moe", "qwen3-moe"] {
-        let folder = root("tests/golden").join(name);
+        let folder = golden_dir(name);
         for (dtype, quant) in [
             (FloatType::F32, Quant::None),
             (FloatType::Auto, Quant::None),
@@ -57,7 +35,7 @@ fn all_families_compute_the_same_as_in_memory() {
             };
             let plain = Model::open(&folder, &options).unwrap();
             assert!(plain.expert_stats().is_none());
-            let want = logits(&plain);
+            let want = session_bits(&plain);
             let all = plain.store().expert_bytes();
             for share in [2, 5] {
                 // Experts of these models are small: pages of 4 KiB would hold more than the budget.
@@ -69,7 +47,7 @@ fn all_families_compute_the_same_as_in_memory() {
                 let less = OpenOptions { memory, ..options.clone() };
                 let model = Model::open(&folder, &less).unwrap();
                 let what = format!("{name} {dtype:?} {quant:?}, a part in {share}");
-                assert!(same(&logits(&model), &want), "{what}");
+                assert!(session_bits(&model) == want, "{what}");
                 let stats = model.expert_stats().unwrap();
                 assert!(stats.bytes_read > 0 && stats.held <= stats.budget, "{what}: {stats:?}");
             }
@@ -92,7 +70,7 @@ fn several_devices_read_experts_of_one_cache() {
     let folder = tempfile::tempdir().unwrap();
     let model = root("models/tiny-moe");
     let plain = Model::open(&model, &built_in(None, folder.path())).unwrap();
-    let want = logits(&plain);
+    let want = session_bits(&plain);
     for strategy in [Strategy::Alternate, Strategy::PrefillDecode] {
         let options = OpenOptions {
             strategy: strategy.clone(),
@@ -100,7 +78,7 @@ fn several_devices_read_experts_of_one_cache() {
             ..built_in(Some(1 << 20), folder.path())
         };
         let model = Model::open(&model, &options).unwrap();
-        assert!(same(&logits(&model), &want), "{strategy}");
+        assert!(session_bits(&model) == want, "{strategy}");
         assert!(model.expert_stats().unwrap().evictions > 0);
     }
 }
@@ -110,7 +88,7 @@ fn a_file_that_is_cut_short_while_running_is_an_error_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let model = root("models/tiny-moe");
     let model = Model::open(&model, &built_in(Some(1 << 20), folder.path())).unwrap();
-    let want = logits(&model);
+    let want = session_bits(&model);
     let packed = std::fs::read_dir(folder.path().join("packed")).unwrap().next().unwrap().unwrap();
     let whole = std::fs::read(packed.path()).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(packed.path()).unwrap();
@@ -123,7 +101,7 @@ fn a_file_that_is_cut_short_while_running_is_an_error_by_name() {
     drop(session);
     // When it is whole again, the model goes on.
     std::fs::write(packed.path(), whole).unwrap();
-    assert!(same(&logits(&model), &want));
+    assert!(session_bits(&model) == want);
 }
 
 #[test]
@@ -143,7 +121,7 @@ fn a_run_may_be_stopped_while_reads_are_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::open(&root("models/tiny-moe"), &built_in(Some(1 << 20), folder.path()));
     let model = model.unwrap();
-    let want = logits(&model);
+    let want = session_bits(&model);
     let prompt: Vec<u32> = (1..100).collect();
     for after in 0..6 {
         let mut session = model.session().unwrap();
@@ -159,5 +137,5 @@ fn a_run_may_be_stopped_while_reads_are_in_flight() {
         });
         drop(out);
     }
-    assert!(same(&logits(&model), &want));
+    assert!(session_bits(&model) == want);
 }

@@ -6,20 +6,21 @@ use std::path::Path;
 
 use conformance::golden::{
     PlanChange, REFERENCE_TOLERANCE, Report, all_logits, check_with, find, read_golden,
-    relative_error,
+    relative_error, relative_rms,
 };
+use conformance::setup::{case, on, root, virtual_spec};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
-use troika::{DeviceOptions, Model, OpenOptions};
+use troika::{Model, OpenOptions};
 
 fn all_hold(dir: &str, at_least: usize) {
     all_hold_on(&OpenOptions::default(), None, dir, at_least);
 }
 
 fn all_hold_on(options: &OpenOptions, change: Option<PlanChange<'_>>, dir: &str, at_least: usize) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(dir);
+    let dir = root("tests").join(dir);
     let cases = find(&dir).unwrap();
     assert!(cases.len() >= at_least, "{} cases in {}", cases.len(), dir.display());
     let failures: Vec<String> = cases
@@ -61,13 +62,9 @@ fn a_context_that_ends_before_its_reference_is_not_whole() {
 /// There is nothing to compare where a file leaves numbers off.
 #[test]
 fn devices_that_compute_nothing_are_named() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let spec = format!("npu=virtual:{}:npu", root.join("socs/sd8gen3-fp16.toml").display());
-    let devices = [&spec, "cpu"].map(|spec| spec.parse().unwrap()).to_vec();
-    let devices = DeviceOptions { devices, ..DeviceOptions::default() };
+    let devices = on(&[&virtual_spec("npu", "sd8gen3-fp16.toml:npu"), "cpu"]);
     let options = OpenOptions { devices, ..OpenOptions::default() };
-    let cases = find(&root.join("tests/golden/qwen3")).unwrap();
-    let said = check_with(&cases[0], &options, None).unwrap_err().to_string();
+    let said = check_with(&case("qwen3"), &options, None).unwrap_err().to_string();
     assert!(said.contains("device npu computes nothing (its numerics are off)"), "{said}");
 }
 
@@ -89,7 +86,7 @@ fn quantized_checkpoints() {
 /// The experts of a folder in MXFP4 have the values of its twin in bfloat16.
 #[test]
 fn experts_in_mxfp4_are_those_of_their_floats() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
+    let dir = root("tests/quantized");
     let tokens: Vec<u32> = (0..40).map(|i| i * 29 % 64).collect();
     let [packed, floats] = ["mxfp4", "mxfp4-floats"].map(|name| {
         let options = OpenOptions { dtype: FloatType::F32, ..OpenOptions::default() };
@@ -102,7 +99,7 @@ fn experts_in_mxfp4_are_those_of_their_floats() {
 /// As they are opened without flags, they are near their logits.
 #[test]
 fn quantized_checkpoints_in_types_of_their_own() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
+    let dir = root("tests/quantized");
     for case in find(&dir).unwrap() {
         let golden = read_golden(&case.golden).unwrap();
         let model = Model::open(&case.model, &OpenOptions::default()).unwrap();
@@ -123,13 +120,8 @@ fn checkpoints_on_several_devices() {
         let count = if any { 3 } else { 2 };
         let core = troika::usable_cores().first().map_or(String::new(), |core| format!(":{core}"));
         let pinned = format!("a=cpu{core}");
-        let specs = [&*pinned, "cpu", "b=cpu"];
-        let specs = specs[..count].iter().map(|s| s.parse().unwrap());
-        let options = OpenOptions {
-            devices: DeviceOptions { devices: specs.collect(), ..DeviceOptions::default() },
-            strategy,
-            ..OpenOptions::default()
-        };
+        let devices = on(&[&*pinned, "cpu", "b=cpu"][..count]);
+        let options = OpenOptions { devices, strategy, ..OpenOptions::default() };
         let change: PlanChange<'_> = &|plan| plan.prefill.chunks_in_flight = count;
         all_hold_on(&options, Some(change), "golden", 20);
         all_hold_on(&options, Some(change), "golden-2026", 24);
@@ -143,18 +135,11 @@ const BF16_TOLERANCE: f32 = 0.015;
 /// another one, which changes all logits of a token.
 const BF16_EXPERTS_TOLERANCE: f32 = 0.12;
 
-/// Root mean square of the differences, relative to that of the reference.
-fn relative_rms(got: &[f32], reference: &[f32]) -> f32 {
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let differences: f64 = got.iter().zip(reference).map(|(a, b)| square(a - b)).sum();
-    (differences / reference.iter().map(|x| square(*x)).sum::<f64>()).sqrt() as f32
-}
-
 /// All checkpoints with bf16 weights and activations: close to f32 activations, and bit-identical
 /// for every chunk length.
 #[test]
 fn checkpoints_with_bf16_activations() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let dir = root("tests/golden");
     let open = |model: &Path, activations: &[ActivationFormat], chunk| {
         let options = OpenOptions {
             dtype: FloatType::BF16,
@@ -202,7 +187,7 @@ const INT8_TOLERANCE: f32 = 0.03;
 /// chunk length.
 #[test]
 fn gguf_files_with_integer_activations() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");
+    let dir = root("tests/gguf");
     let options = |chunk| OpenOptions {
         kv_dtype: Some(DType::F32),
         chunk: Some(chunk),

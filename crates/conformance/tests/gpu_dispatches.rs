@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use conformance::golden::find;
+use conformance::setup::root;
 use conformance::suite::model_cases;
 use troika_gpu::kernels_of;
 
@@ -46,10 +47,13 @@ fn layers(model: &Path, rows: usize, positions: usize) -> BTreeMap<usize, Vec<&'
 
 #[test]
 fn layers_take_few_dispatches() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let mut wrong = Vec::new();
     // No kernel has decaying sums.
-    for case in find(&root).unwrap().into_iter().filter(|case| case.name != "test-recurrent") {
+    for case in find(&root("tests/golden"))
+        .unwrap()
+        .into_iter()
+        .filter(|case| case.name != "test-recurrent")
+    {
         let most_of = |rows, positions| {
             let layers = layers(&case.model, rows, positions);
             layers.into_values().max_by_key(Vec::len).unwrap()

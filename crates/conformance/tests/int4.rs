@@ -5,10 +5,12 @@
 use std::path::Path;
 
 use conformance::golden::{all_logits, relative_error};
+use half::f16;
 use serde_json::{Value, json};
 use troika::graph::ActivationFormat;
 use troika::weights::{CacheFolder, FloatType};
 use troika::{Model, OpenOptions};
+use troika_check::Random;
 
 /// How a checkpoint is packed.
 #[derive(Clone, Copy, Debug)]
@@ -18,22 +20,6 @@ struct Packing {
     less_one: bool,
     group: i64,
     symmetric: bool,
-}
-
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn float(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
 }
 
 /// A safetensors file under construction.
@@ -106,7 +92,7 @@ fn linear(r: &mut Random, p: Packing, (n, k): (usize, usize), name: &str, files:
         let stored = if p.less_one { zero.wrapping_sub(1) & 15 } else { *zero };
         qzeros[i / 8] |= stored << order(i % n % 8);
     }
-    let scales: Vec<u8> = scale.iter().flat_map(|s| f16(*s).to_le_bytes()).collect();
+    let scales: Vec<u8> = scale.iter().flat_map(|s| f16::from_f32(*s).to_le_bytes()).collect();
     let shape = if p.method == "awq" { [k, n / 8] } else { [k / 8, n] };
     let packed = &mut files[0];
     packed.ints(&format!("{name}.qweight"), &shape, &qweight);
@@ -116,14 +102,6 @@ fn linear(r: &mut Random, p: Packing, (n, k): (usize, usize), name: &str, files:
         let index: Vec<u32> = (0..k).map(|i| (i / group) as u32).collect();
         packed.ints(&format!("{name}.g_idx"), &[k], &index);
     }
-}
-
-/// An f16's bits; exact for the scales made here.
-fn f16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let exponent = (bits >> 23) as i32 - 127 + 15;
-    assert!((1..31).contains(&exponent) && bits & 0x1fff == 0, "{x} is no normal f16");
-    (exponent as u16) << 10 | (bits >> 13 & 0x3ff) as u16
 }
 
 fn config(family: &str) -> Value {

@@ -4,14 +4,11 @@
 
 use std::path::{Path, PathBuf};
 
-use troika::engine::{Sharing, WantedLogits};
-use troika::plan::Phase;
+use conformance::golden::{greedy, greedy_request};
+use conformance::setup::{golden_dir, root, session_bits};
+use troika::engine::Sharing;
 use troika::weights::{BindOptions, FloatType, Quant};
-use troika::{Control, DeviceOptions, Error, MemoryLimits, Model, OpenOptions, Request, describe};
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
+use troika::{DeviceOptions, Error, MemoryLimits, Model, OpenOptions, describe};
 
 /// Options for a machine where so many bytes are free.
 fn free(host: Option<u64>) -> OpenOptions {
@@ -22,22 +19,9 @@ fn free(host: Option<u64>) -> OpenOptions {
     }
 }
 
-/// The logits of a prompt in chunks, and of tokens after it.
-fn logits(model: &Model) -> Vec<u32> {
-    let mut session = model.session().unwrap();
-    let prompt: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 200).collect();
-    let mut all = Vec::new();
-    let mut keep = |_: usize, row: &mut [f32]| all.extend(row.iter().map(|x| x.to_bits()));
-    session.feed(&prompt, WantedLogits::All, &mut keep).unwrap();
-    for token in [7, 90, 13] {
-        session.feed_as(Phase::Decode, &[token], WantedLogits::Last, &mut keep).unwrap();
-    }
-    all
-}
-
 /// A golden model whose config promises a context that no memory holds.
 fn long_context(dir: &Path) -> PathBuf {
-    let from = root("tests/golden/qwen3");
+    let from = golden_dir("qwen3");
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(from.join(file), dir.join(file)).unwrap();
     }
@@ -46,13 +30,6 @@ fn long_context(dir: &Path) -> PathBuf {
     config["max_position_embeddings"] = 1_000_000_000.into();
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
     dir.to_path_buf()
-}
-
-fn generated(model: &Model, prompt: &[u32]) -> Result<Vec<u32>, Error> {
-    let mut request = Request { max_tokens: Some(8), ignore_eos: true, ..Request::default() };
-    request.params.temperature = 0.0;
-    let mut session = model.session()?;
-    Ok(session.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
 }
 
 #[test]
@@ -67,9 +44,9 @@ fn the_context_and_the_cache_are_what_fits() {
     assert!(model.engine().unwrap().memory().kv_cache <= 16 * mib);
     let told = format!("the context is {context} of the model's 1000000000 tokens");
     assert!(model.warnings().iter().any(|w| w.contains(&told)), "{:?}", model.warnings());
-    let refused = generated(&model, &vec![1; context + 1]).unwrap_err().to_string();
+    let refused = greedy(&model, &vec![1; context + 1], 8).unwrap_err().to_string();
     assert!(refused.contains("use a larger context, which needs more memory"), "{refused}");
-    let tokens = generated(&model, &[1, 2, 3]).unwrap();
+    let tokens = greedy(&model, &[1, 2, 3], 8).unwrap();
     // More sequences share the same memory.
     let options = free(Some(64 * mib));
     let sharing = Sharing { sequences: 16, ..options.sharing };
@@ -84,20 +61,20 @@ fn the_context_and_the_cache_are_what_fits() {
     let asked = open(&OpenOptions { sharing, context: Some(8 * context), ..options });
     assert!(asked.engine().unwrap().memory().kv_cache <= mib);
     for model in [several, asked] {
-        assert_eq!(generated(&model, &[1, 2, 3]).unwrap(), tokens);
+        assert_eq!(greedy(&model, &[1, 2, 3], 8).unwrap(), tokens);
     }
 }
 
 #[test]
 fn no_budget_is_too_odd_to_open() {
     let file = root("tests/gguf/llama-q4_0.gguf");
-    let tokens = generated(&Model::open(&file, &free(None)).unwrap(), &[1, 2, 3]).unwrap();
+    let tokens = greedy(&Model::open(&file, &free(None)).unwrap(), &[1, 2, 3], 8).unwrap();
     for host in [0, 1 << 20, u64::MAX] {
         for kv_bytes in [None, Some(1 << 20), Some(u64::MAX)] {
             let options = free(Some(host));
             let sharing = Sharing { kv_bytes, sequences: 4, ..options.sharing };
             let model = Model::open(&file, &OpenOptions { sharing, ..options }).unwrap();
-            assert_eq!(generated(&model, &[1, 2, 3]).unwrap(), tokens, "{host} {kv_bytes:?}");
+            assert_eq!(greedy(&model, &[1, 2, 3], 8).unwrap(), tokens, "{host} {kv_bytes:?}");
         }
     }
     let options = free(None);
@@ -120,12 +97,12 @@ fn a_file_larger_than_memory_computes_the_same_bits() {
             if whole.store().expert_bytes() > 0 {
                 break;
             }
-            let want = logits(&whole);
+            let want = session_bits(&whole);
             // Some forms need memory although the file holds them: they have it here.
             let all: u64 = whole.store().classes().iter().map(|class| class.bytes).sum();
             let Ok(left) = Model::open(&path, &with(Some(all - 1))) else { continue };
             tried += 1;
-            assert!(logits(&left) == want, "{} {dtype:?}, chunks of {chunk}", path.display());
+            assert!(session_bits(&left) == want, "{} {dtype:?}, chunks of {chunk}", path.display());
             let told = left.warnings().iter().any(|w| w.contains("are read from the file"));
             assert!(told, "{:?}", left.warnings());
             let packed = |m: &Model| m.store().report().packed.values().sum::<u64>();
@@ -137,7 +114,7 @@ fn a_file_larger_than_memory_computes_the_same_bits() {
 
 #[test]
 fn a_folder_that_does_not_fit_is_refused_with_a_quantization_that_does() {
-    let folder = root("tests/golden/llama-3.2");
+    let folder = golden_dir("llama-3.2");
     let bytes = |quant| {
         let options = BindOptions { quant, ..BindOptions::default() };
         let store = describe(&folder, options).unwrap().store;
@@ -158,8 +135,8 @@ fn a_folder_that_does_not_fit_is_refused_with_a_quantization_that_does() {
     let error = refused(holds(q4)).to_string();
     assert!(error.ends_with("--quant q4 makes them fit"), "{error}");
     let options = OpenOptions { quant: Quant::Q4, ..free(Some(holds(q4))) };
-    logits(&Model::open(&folder, &options).unwrap());
-    logits(&Model::open(&folder, &free(Some(holds(whole)))).unwrap());
+    session_bits(&Model::open(&folder, &options).unwrap());
+    session_bits(&Model::open(&folder, &free(Some(holds(whole)))).unwrap());
 }
 
 #[test]
@@ -174,18 +151,18 @@ fn memory_of_the_cache_is_counted_when_written_and_given_back() {
     };
     assert_eq!(memory().kv_written, 0);
     let prompt: Vec<u32> = (0..500).map(|i| i * 7 % 4000).collect();
-    let tokens = generated(&model, &prompt).unwrap();
+    let tokens = greedy(&model, &prompt, 8).unwrap();
     let after = memory();
     assert!(after.kv_kept > 0 && after.kv_written >= after.kv_used);
     assert!(after.kv_written < after.kv_cache / 16, "{after:?}");
     model.give_back(false).unwrap();
     assert_eq!(memory().kv_written, memory().kv_used);
     assert_eq!(memory().kv_kept, after.kv_kept);
-    assert_eq!(generated(&model, &prompt).unwrap(), tokens);
+    assert_eq!(greedy(&model, &prompt, 8).unwrap(), tokens);
     model.give_back(true).unwrap();
     assert_eq!((memory().kv_written, memory().kv_used), (0, 0));
     model.engine().unwrap().audit().unwrap();
-    assert_eq!(generated(&model, &prompt).unwrap(), tokens);
+    assert_eq!(greedy(&model, &prompt, 8).unwrap(), tokens);
 }
 
 /// Kept prefixes of finished sequences fill the cache until another sequence waits.
@@ -195,14 +172,12 @@ fn while_a_sequence_waits_kept_prefixes_take_at_most_half() {
     let sharing = Sharing { sequences: 1, kv_bytes: Some(1 << 20), ..options.sharing };
     let model = Model::open(&root("models/tiny-moe"), &OpenOptions { sharing, ..options }).unwrap();
     let prompt = |seed: u32| (0..200).map(|i| (i * 7 + seed * 501) % 4000).collect::<Vec<u32>>();
-    let want: Vec<_> = (0..8).map(|seed| generated(&model, &prompt(seed)).unwrap()).collect();
+    let want: Vec<_> = (0..8).map(|seed| greedy(&model, &prompt(seed), 8).unwrap()).collect();
     let kept = || model.engine().unwrap().memory().kv_kept;
     assert!(kept() > 3 << 18, "{}", kept());
-    let mut request = Request { max_tokens: Some(8), ignore_eos: true, ..Request::default() };
-    request.params.temperature = 0.0;
     let mut sessions = [model.session().unwrap(), model.session().unwrap()];
     for (session, seed) in sessions.iter_mut().zip([20, 7]) {
-        session.start(&prompt(seed), &request).unwrap();
+        session.start(&prompt(seed), &greedy_request(8)).unwrap();
     }
     model.step().unwrap();
     assert!(kept() <= 1 << 19, "{}", kept());

@@ -3,19 +3,13 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use conformance::golden::{Case, REFERENCE_TOLERANCE, check, check_with};
+use conformance::golden::{REFERENCE_TOLERANCE, check, check_with};
+use conformance::setup::{case, odd_text, on, root, virtual_spec, written_spec};
+use troika::graph::DType;
 use troika::plan::{Plan, Strategy};
-use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, make_plan};
-
-fn on(devices: Vec<DeviceSpec>) -> DeviceOptions {
-    DeviceOptions { devices, ..DeviceOptions::default() }
-}
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
+use troika::{Model, OpenOptions, make_plan};
 
 fn odd_devices() -> Vec<PathBuf> {
     let files = std::fs::read_dir(root("socs/odd")).unwrap();
@@ -25,29 +19,27 @@ fn odd_devices() -> Vec<PathBuf> {
     files
 }
 
+/// Checks that a model on some devices, with so many chunks in flight, has the bits of one device.
+fn holds(name: &str, devices: &[&str], strategy: &Strategy, chunks: usize) {
+    let (devices, strategy) = (on(devices), strategy.clone());
+    let what = format!("{name}, {strategy} on {:?}", devices.devices);
+    let options = OpenOptions { devices, strategy, ..OpenOptions::default() };
+    let change = |plan: &mut Plan| plan.prefill.chunks_in_flight = chunks;
+    let report = check_with(&case(name), &options, Some(&change));
+    let report = report.unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(
+        report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true),
+        "{what}: {report}"
+    );
+}
+
 /// Checks the models by all strategies, with the odd device second or first.
 fn all_hold(models: &[&str], policies: &[Strategy]) {
-    let cpu: DeviceSpec = "a=cpu".parse().unwrap();
     for file in odd_devices() {
-        let odd: DeviceSpec = format!("b=virtual:{}", file.display()).parse().unwrap();
+        let odd = format!("b=virtual:{}", file.display());
         for strategy in policies {
-            for specs in [vec![cpu.clone(), odd.clone()], vec![odd.clone(), cpu.clone()]] {
-                let devices = OpenOptions {
-                    devices: on(specs.clone()),
-                    strategy: strategy.clone(),
-                    ..OpenOptions::default()
-                };
-                let two = |plan: &mut Plan| plan.prefill.chunks_in_flight = 2;
-                for name in models {
-                    let model = root("tests/golden").join(name);
-                    let golden = model.join("golden.safetensors");
-                    let case = Case { name: (*name).into(), golden, model };
-                    let what = || format!("{name}, {strategy} on {specs:?}");
-                    let report = check_with(&case, &devices, Some(&two));
-                    let report = report.unwrap_or_else(|e| panic!("{}: {e}", what()));
-                    let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
-                    assert!(held, "{}: {report}", what());
-                }
+            for devices in [["a=cpu", &*odd], [&*odd, "a=cpu"]] {
+                models.iter().for_each(|name| holds(name, &devices, strategy, 2));
             }
         }
     }
@@ -67,9 +59,6 @@ fn models_hold_with_odd_devices() {
 /// of a strategy's two do.
 #[test]
 fn odd_devices_do_for_each_other() {
-    let spec = |name: &str, file: &str| -> DeviceSpec {
-        format!("{name}=virtual:{}", root("socs/odd").join(file).display()).parse().unwrap()
-    };
     for files in [
         &["no-attention.toml", "own-memory.toml"][..],
         &["own-memory.toml", "own-memory.toml"],
@@ -78,21 +67,12 @@ fn odd_devices_do_for_each_other() {
         &["only-linear.toml", "only-linear.toml", "own-memory.toml"],
     ] {
         for strategy in [Strategy::Alternate, Strategy::SplitHybrid, Strategy::PrefillDecode] {
-            let names = ["x", "y", "z"];
-            let devices = OpenOptions {
-                devices: on(names.iter().zip(files).map(|(name, file)| spec(name, file)).collect()),
-                strategy: strategy.clone(),
-                ..OpenOptions::default()
-            };
+            let named = ["x", "y", "z"].iter().zip(files);
+            let devices = named.map(|(name, file)| virtual_spec(name, &format!("odd/{file}")));
+            let devices: Vec<String> = devices.collect();
+            let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
             for name in ["qwen3", "mixtral", "test-recurrent"] {
-                let model = root("tests/golden").join(name);
-                let golden = model.join("golden.safetensors");
-                let case = Case { name: name.into(), golden, model };
-                let three = |plan: &mut Plan| plan.prefill.chunks_in_flight = 3;
-                let report = check_with(&case, &devices, Some(&three))
-                    .unwrap_or_else(|e| panic!("{name}, {strategy} on {files:?}: {e}"));
-                let held = report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true);
-                assert!(held, "{name}, {strategy} on {files:?}: {report}");
+                holds(name, &devices, &strategy, 3);
             }
         }
     }
@@ -103,31 +83,21 @@ fn odd_devices_do_for_each_other() {
 #[test]
 fn caches_larger_than_a_binding_lie_in_slabs() {
     let dir = tempfile::tempdir().unwrap();
-    let text = std::fs::read_to_string(root("socs/odd/small-bindings.toml")).unwrap();
+    let text = odd_text("small-bindings");
     let small = text.replace("max_binding_bytes = 65536", "max_binding_bytes = 8192");
     assert_ne!(small, text);
-    let file = dir.path().join("tiny-bindings.toml");
-    std::fs::write(&file, small).unwrap();
-    let spec: DeviceSpec = format!("b=virtual:{}", file.display()).parse().unwrap();
-    let model = root("tests/golden/llama-3.2");
-    let golden = model.join("golden.safetensors");
-    let case = Case { name: "llama-3.2".into(), golden, model: model.clone() };
-    let specs = vec![spec, "a=cpu".parse().unwrap()];
-    let devices = OpenOptions { devices: on(specs.clone()), ..OpenOptions::default() };
-    let report = check(&case, &devices).unwrap();
+    let case = case("llama-3.2");
+    let devices = on(&[&written_spec(dir.path(), "b", &small), "a=cpu"]);
+    let mut options = OpenOptions { devices, ..OpenOptions::default() };
+    let report = check(&case, &options).unwrap();
     assert!(report.holds(REFERENCE_TOLERANCE) && report.same_bits == Some(true), "{report}");
 
-    let devices = DeviceOptions { devices: specs, ..DeviceOptions::default() };
-    let mut options = OpenOptions {
-        devices,
-        kv_dtype: Some(troika::graph::DType::F32),
-        ..OpenOptions::default()
-    };
-    let planned = make_plan(model.as_path(), &options).unwrap();
+    options.kv_dtype = Some(DType::F32);
+    let planned = make_plan(&case.model, &options).unwrap();
     // Four heads of 32 floats: 512 bytes per position.
     assert_eq!((planned.plan.page_len, planned.changes.as_slice()), (16, &[][..]));
-    options.plan = troika::plan::Plan { page_len: 32, ..planned.plan }.into();
-    let e = Model::open(model.as_path(), &options).err().unwrap().to_string();
+    options.plan = Plan { page_len: 32, ..planned.plan }.into();
+    let e = Model::open(&case.model, &options).err().unwrap().to_string();
     let says =
         "pages of 32 positions have 16384 bytes in layer 0 k cache, more than device b binds";
     assert!(e.contains(says) && e.contains("set page_len to 16 or less"), "{e}");

@@ -4,11 +4,12 @@
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use conformance::golden::find;
+use conformance::setup::root;
 use troika::describe;
 use troika::device::{
     Bindings, Buffer, CommandList, Completion, Device, Executable, ForwardBatch, PageTable, Queue,
@@ -261,19 +262,15 @@ fn check_model(
     }
 }
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
-}
-
 const F32: LowerOptions =
     LowerOptions { max_rows: MAX_ROWS, max_kv: POSITIONS, kv_dtype: DType::F32 };
 
 #[test]
 fn pieces_of_float_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(1), Seen::default());
-    let young = find(&folder("golden-2026")).unwrap().into_iter();
+    let young = find(&root("tests/golden-2026")).unwrap().into_iter();
     let young = young.filter(|case| ["qwen3.5", "gemma-4-moe", "gemma-3n"].contains(&&*case.name));
-    for case in find(&folder("golden")).unwrap().into_iter().chain(young) {
+    for case in find(&root("tests/golden")).unwrap().into_iter().chain(young) {
         let f16 = LowerOptions { kv_dtype: DType::F16, ..F32 };
         let bf16 = LowerOptions { kv_dtype: DType::BF16, ..F32 };
         let formats =
@@ -297,7 +294,7 @@ fn pieces_of_float_models_give_the_bits_of_the_whole() {
 #[test]
 fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
     let (mut bench, mut r, mut seen) = (Bench::open(), Random(2), Seen::default());
-    for case in find(&folder("gguf")).unwrap() {
+    for case in find(&root("tests/gguf")).unwrap() {
         for allowed in [&[][..], &[ActivationFormat::INT8]] {
             let model = lowered(&case.model, BindOptions::default(), (F32, allowed));
             check_model(&mut bench, &case.name, &model, &mut r, &mut seen);
@@ -314,7 +311,7 @@ fn pieces_of_quantized_models_give_the_bits_of_the_whole() {
 #[test]
 fn weights_of_pieces_are_held_once() {
     let mut bench = Bench::open();
-    let file = folder("gguf").join("llama-q8_0.gguf");
+    let file = root("tests/gguf").join("llama-q8_0.gguf");
     let compile_all = |bench: &mut Bench, split: Option<&ColumnSplit>| {
         let (store, l) = lowered(&file, BindOptions::default(), (F32, &[ActivationFormat::INT8]));
         for s in &l.segments {

@@ -3,40 +3,28 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use conformance::engines::{self, EngineOptions};
-use conformance::golden::read_golden;
+use conformance::setup::{cpu, described, golden, golden_dir, in_f32, plan_of};
 use troika::device::{Device, Waiting};
 use troika::engine::{Engine, EngineError, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
 use troika::model::spec::WeightRole;
 use troika::plan::{
-    Dispatch, ExpertGroupPlan, ExpertSplit, Layers, Overflow, Phase, Plan, PlanDevice, PlanRequest,
-    Policy, RefusedOps, Rule, Share, Split, Strategy, SyncMode, make,
+    Dispatch, ExpertGroupPlan, ExpertSplit, Layers, Overflow, Phase, Plan, PlanRequest, Policy,
+    RefusedOps, Rule, Share, Split, Strategy, SyncMode,
 };
 use troika::program::ProgramError;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{Described, describe};
-use troika_check::Random;
-use troika_check::{Doing, Hook, Hooked};
-use troika_cpu::{CpuDevice, CpuOptions};
+use troika_check::{Doing, Hook, Hooked, Random};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-fn model_dir(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
-}
-
 fn devices() -> Vec<Arc<dyn Device>> {
-    let device = |(i, name): (usize, &&str)| {
-        let options =
-            CpuOptions { name: (*name).into(), threads: 1 + i % 2, ..CpuOptions::default() };
-        Arc::new(CpuDevice::new(options).unwrap()) as Arc<dyn Device>
-    };
-    NAMES.iter().enumerate().map(device).collect()
+    NAMES.iter().enumerate().map(|(i, name)| cpu(name, 1 + i % 2)).collect()
 }
 
 fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engine, EngineError> {
@@ -230,19 +218,15 @@ fn with_values(plan: &Plan, (prefill, decode): (DType, DType)) -> Plan {
 /// Runs random plans of a model; returns how many ran.
 fn plans_agree(name: &str, quant: Quant, seed: u64, count: usize) -> usize {
     let bind = BindOptions { float: FloatType::F32, quant };
-    let d = describe(&model_dir(name), bind).unwrap();
-    let ids = read_golden(&model_dir(name).join("golden.safetensors")).unwrap().input_ids;
+    let d = describe(&golden_dir(name), bind).unwrap();
+    let ids = golden(name).input_ids;
     let devices = devices();
-    let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
-    let request = PlanRequest {
-        strategy: Strategy::OneDevice,
-        chunk: 7,
-        kv_dtype: Some(DType::F32),
+    let mut request = in_f32(Strategy::OneDevice, 7);
+    if quant != Quant::None {
         // Quantized weights use integer products.
-        activations: Some(if quant == Quant::None { vec![] } else { vec![ActivationFormat::INT8] }),
-        ..PlanRequest::default()
-    };
-    let one = make(&d.spec, &facts, &request).unwrap();
+        request.activations = Some(vec![ActivationFormat::INT8]);
+    }
+    let one = plan_of(&d, &devices, &request);
     let like: Vec<(Plan, Vec<[Vec<f32>; 2]>)> = VALUES
         .iter()
         .map(|values| {
@@ -295,7 +279,7 @@ fn any_plan_of_quantized_weights_computes_what_one_device_does() {
 
 #[test]
 fn devices_wait_as_the_plan_says() {
-    let d = describe(&model_dir("qwen3"), FloatType::F32).unwrap();
+    let d = described("qwen3");
     for (sync, waiting) in
         [(SyncMode::Predicted, Waiting::Poll), (SyncMode::Blocking, Waiting::Block)]
     {
@@ -309,10 +293,9 @@ fn devices_wait_as_the_plan_says() {
         });
         let watched = |device| Arc::new(Hooked::new(device, hook.clone())) as Arc<dyn Device>;
         let devices: Vec<Arc<dyn Device>> = devices().into_iter().map(watched).collect();
-        let facts: Vec<PlanDevice> = devices.iter().map(PlanDevice::of).collect();
         let strategy = Strategy::Alternate;
         let request = PlanRequest { sync, strategy, ..PlanRequest::default() };
-        let plan = make(&d.spec, &facts, &request).unwrap();
+        let plan = plan_of(&d, &devices, &request);
         assert_eq!(plan.to_json().contains("\"sync\": \"blocking\""), sync == SyncMode::Blocking);
         let mut e = engine(&d, &devices, plan).unwrap();
         let seqs = [e.open(), e.open()];

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use conformance::golden::all_logits;
+use conformance::golden::{all_logits, relative_rms};
+use conformance::setup::root;
 use troika::graph::DType;
 use troika::model::spec::{Key, WeightRole};
 use troika::weights::{CacheFolder, FloatType, Quant};
 use troika::{Model, OpenObserver, OpenOptions, Source};
 
 fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")
+    root("models/tiny-moe")
 }
 
 /// Counts reports of progress.
@@ -61,20 +62,12 @@ fn open(quant: Quant, cache: Option<&Path>) -> Opened {
     open_model(&tiny(), quant, FloatType::Auto, cache)
 }
 
-/// Root mean square difference, relative to the reference's. (The largest difference says little:
-/// where a token's choice of experts changes, so do all its logits.)
-fn rms_error(got: &[f32], want: &[f32]) -> f64 {
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let error: f64 = got.iter().zip(want).map(|(g, w)| square(g - w)).sum();
-    (error / want.iter().map(|w| square(*w)).sum::<f64>()).sqrt()
-}
-
 /// That its bytes come from the source's is tested beside the exporter, in `xtask`.
 #[test]
 fn the_built_in_model_is_its_source_in_eight_bits() {
     let want = open_model(&tiny(), Quant::None, FloatType::F32, None);
     let got = open_model(Source::BuiltIn, Quant::None, FloatType::F32, None);
-    let error = rms_error(&got.logits, &want.logits);
+    let error = relative_rms(&got.logits, &want.logits);
     assert!(error > 1e-5 && error < 0.03, "{error}");
     let open = |source: Source| Model::open(source, &OpenOptions::default()).unwrap();
     let (inside, folder) = (open(Source::BuiltIn), open(Source::Path(tiny())));
@@ -102,7 +95,7 @@ fn quantized_models_stay_near_the_float_one() {
     ] {
         let floats = open_model(&tiny(), quant, FloatType::F32, None);
         let ints = open(quant, None);
-        let errors = [&floats, &ints].map(|o| rms_error(&o.logits, &want.logits));
+        let errors = [&floats, &ints].map(|o| relative_rms(&o.logits, &want.logits));
         println!(
             "{}: {:.1e}, activations in eight bits {:.1e}",
             quant.name(),

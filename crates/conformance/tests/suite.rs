@@ -3,35 +3,21 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use conformance::suite::{Exclusion, SuiteReport, model_cases, run_suite};
+use conformance::setup::{all_cases, on, root, spec_without_numerics};
+use conformance::suite::{Exclusion, SuiteReport, run_suite};
 use troika::device::Device;
 use troika::graph::Op;
-use troika::{DeviceOptions, open_devices};
+use troika::open_devices;
 use troika_check::{DeviceCase, op_cases};
 
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
 fn device(spec: &str) -> Arc<dyn Device> {
-    let devices = vec![spec.parse().unwrap()];
-    open_devices(&DeviceOptions { devices, ..DeviceOptions::default() }).unwrap().remove(0)
+    open_devices(&on(&[spec])).unwrap().remove(0)
 }
 
 fn odd(name: &str) -> Arc<dyn Device> {
     device(&format!("virtual:{}", root("socs/odd").join(name).with_extension("toml").display()))
-}
-
-/// Ops, and segments of models with different layers.
-fn cases() -> Vec<DeviceCase> {
-    let mut all = op_cases().unwrap();
-    for model in ["qwen3-moe", "gemma-2", "deepseek-v2", "gpt-oss", "phi-2"] {
-        all.extend(model_cases(&root("tests/golden").join(model)).unwrap());
-    }
-    all
 }
 
 fn check(device: &dyn Device, cases: &[DeviceCase], exclusions: &[Exclusion]) -> SuiteReport {
@@ -58,14 +44,14 @@ fn the_cases_have_every_op() {
 
 #[test]
 fn the_cpu_holds() {
-    let report = check(&*device("cpu"), &cases(), &[]);
+    let report = check(&*device("cpu"), &all_cases(), &[]);
     assert!(report.runs > 150, "{}", report.runs);
     check(&*device("plain=cpu@scalar"), &op_cases().unwrap(), &[]);
 }
 
 #[test]
 fn virtual_devices_that_take_all_ops_hold() {
-    let cases = cases();
+    let cases = all_cases();
     for name in ["static-shapes", "own-memory", "queue-depth-1", "dense-rows"] {
         let report = check(&*odd(name), &cases, &[]);
         // In real time and in virtual time.
@@ -75,7 +61,7 @@ fn virtual_devices_that_take_all_ops_hold() {
 
 #[test]
 fn virtual_devices_that_refuse_ops_hold_to_it() {
-    let cases = cases();
+    let cases = all_cases();
     let attention = [Exclusion { what: "attention", why: "the file refuses it" }];
     let report = check(&*odd("no-attention"), &cases, &attention);
     assert!(report.runs > 200 && report.refused.len() > 10);
@@ -112,11 +98,6 @@ fn wrong_exclusions_and_wrong_devices_are_found() {
     assert!(failures(&*odd("no-attention"), &[]).iter().any(|f| f.starts_with("attention:")));
     // A device that computes nothing: its outputs stay unchanged.
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("off.toml");
-    let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
-    let off = text.replacen("\n\n", "\nnumerics = \"off\"\n\n", 1);
-    assert_ne!(off, text);
-    std::fs::write(&file, off).unwrap();
-    let off = device(&format!("virtual:{}", file.display()));
+    let off = device(&spec_without_numerics(dir.path()));
     assert!(failures(&*off, &[]).len() > 40);
 }

@@ -2,11 +2,11 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use conformance::golden::{
-    Case, REFERENCE_TOLERANCE, all_logits, check_with, open_changed, read_golden,
+use conformance::golden::{REFERENCE_TOLERANCE, all_logits, check_with, open_changed};
+use conformance::setup::{
+    case, golden, golden_dir, odd_text, on, spec_without_numerics, virtual_spec, written_spec,
 };
 use troika::engine::{EngineError, SequenceInput, WantedLogits};
 use troika::graph::ProductForm;
@@ -14,28 +14,7 @@ use troika::model::spec::WeightRole;
 use troika::plan::{Plan, Policy, Strategy};
 use troika::trace::{Arg, Span, Tracer};
 use troika::weights::FloatType;
-use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions};
-
-fn on(devices: Vec<DeviceSpec>) -> DeviceOptions {
-    DeviceOptions { devices, ..DeviceOptions::default() }
-}
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-/// A device from a file in `socs`.
-fn spec(name: &str, place: &str) -> DeviceSpec {
-    let (file, processor) =
-        place.split_once(':').map_or((place, ""), |(f, _)| (f, &place[f.len()..]));
-    let file = root("socs").join(file);
-    format!("{name}=virtual:{}{processor}", file.display()).parse().unwrap()
-}
-
-fn case(model: &str) -> Case {
-    let model_dir = root("tests/golden").join(model);
-    Case { name: model.into(), golden: model_dir.join("golden.safetensors"), model: model_dir }
-}
+use troika::{Model, OpenOptions};
 
 /// Gives a plan a policy, and as many chunks in flight as that has.
 fn by(plan: &mut Plan, policy: Policy) {
@@ -50,14 +29,12 @@ const STREAMS: &str = "../golden-2026/gemma-3n";
 
 #[test]
 fn models_on_virtual_devices_agree_with_the_reference() {
-    let a = spec("a", "odd/queue-depth-1.toml");
-    let b = spec("b", "odd/dense-rows.toml");
-    let cpu: DeviceSpec = "c=cpu".parse().unwrap();
+    let a = virtual_spec("a", "odd/queue-depth-1.toml");
     // In virtual time, and beside a real device.
-    for specs in [vec![a.clone(), b.clone()], vec![a, cpu]] {
+    for other in [&*virtual_spec("b", "odd/dense-rows.toml"), "c=cpu"] {
         for policy in Policy::ALL {
             let devices = OpenOptions {
-                devices: on(specs.clone()),
+                devices: on(&[&a, other]),
                 strategy: Strategy::Alternate,
                 ..OpenOptions::default()
             };
@@ -86,11 +63,10 @@ fn odd_devices_run_models() {
         "small-bindings",
         "dense-rows",
     ] {
-        let odd = spec("odd", &format!("odd/{name}.toml"));
-        let plain = spec("plain", "odd/queue-depth-1.toml");
-        for specs in [vec![odd.clone(), "cpu".parse().unwrap()], vec![odd.clone(), plain]] {
+        let odd = virtual_spec("odd", &format!("odd/{name}.toml"));
+        for other in ["cpu", &*virtual_spec("plain", "odd/queue-depth-1.toml")] {
             let devices = OpenOptions {
-                devices: on(specs),
+                devices: on(&[&odd, other]),
                 strategy: Strategy::Alternate,
                 ..OpenOptions::default()
             };
@@ -108,18 +84,16 @@ fn odd_devices_run_models() {
 /// Spans of a prompt on two processors, and the final time.
 fn timeline(policy: Policy) -> (Vec<Span>, Vec<f32>) {
     let tracer = Tracer::on();
+    let (a, b) = (virtual_spec("a", "example.toml:gpu"), virtual_spec("b", "odd/dense-rows.toml"));
     let options = OpenOptions {
         dtype: FloatType::F32,
         chunk: Some(5),
-        devices: DeviceOptions {
-            devices: vec![spec("a", "example.toml:gpu"), spec("b", "odd/dense-rows.toml")],
-            ..DeviceOptions::default()
-        },
+        devices: on(&[&a, &b]),
         strategy: Strategy::Alternate,
         tracer: tracer.clone(),
         ..OpenOptions::default()
     };
-    let golden = read_golden(&case("qwen3-moe").golden).unwrap();
+    let golden = golden("qwen3-moe");
     let model = open_changed(&case("qwen3-moe").model, &options, &|plan| by(plan, policy));
     let model = model.unwrap();
     let logits = all_logits(&model, &golden.input_ids).unwrap();
@@ -158,22 +132,19 @@ fn virtual_time_is_the_same_in_every_run() {
 #[test]
 fn forms_of_products_change_times_only() {
     let dir = tempfile::tempdir().unwrap();
-    let file = |traits: &str| -> DeviceSpec {
-        let file = dir.path().join("array.toml");
-        let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
-        std::fs::write(&file, format!("{text}products = {{ {traits} }}\n")).unwrap();
-        format!("a=virtual:{}", file.display()).parse().unwrap()
+    let file = |traits: &str| {
+        let text = odd_text("queue-depth-1");
+        written_spec(dir.path(), "a", &format!("{text}products = {{ {traits} }}\n"))
     };
-    let (model, golden) = (case("qwen3").model, read_golden(&case("qwen3").golden).unwrap());
-    let ids: Vec<u32> = golden.input_ids.iter().copied().cycle().take(64).collect();
-    let run = |device: &DeviceSpec, chunk: usize, change: &dyn Fn(&mut Plan)| {
+    let ids: Vec<u32> = golden("qwen3").input_ids.into_iter().cycle().take(64).collect();
+    let run = |device: &str, chunk: usize, change: &dyn Fn(&mut Plan)| {
         let options = OpenOptions {
             dtype: FloatType::F32,
             chunk: Some(chunk),
-            devices: on(vec![device.clone()]),
+            devices: on(&[device]),
             ..OpenOptions::default()
         };
-        let model = open_changed(&model, &options, change).unwrap();
+        let model = open_changed(&golden_dir("qwen3"), &options, change).unwrap();
         let start = model.clock().now();
         let logits = all_logits(&model, &ids).unwrap();
         let plan = model.engine().unwrap().plan().clone();
@@ -195,26 +166,21 @@ fn forms_of_products_change_times_only() {
         let as_they_are = |plan: &mut Plan| plan.all_rules_mut().for_each(|r| r.set_forms([]));
         let (_, same, longer) = run(&array, chunk, &as_they_are);
         assert!(logits == same && longer > took, "{longer:?} {took:?}");
-        let cpu = "a=cpu".parse().unwrap();
         let formed = |plan: &mut Plan| {
             for r in plan.all_rules_mut() {
                 (r.exchange, r.group_rows) = (rule.exchange.clone(), rule.group_rows.clone());
             }
         };
-        assert_eq!(run(&cpu, chunk, &formed).1, run(&cpu, chunk, &as_they_are).1);
+        assert_eq!(run("a=cpu", chunk, &formed).1, run("a=cpu", chunk, &as_they_are).1);
     }
 }
 
 #[test]
 fn logits_that_nobody_computes_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("off.toml");
-    let text = std::fs::read_to_string(root("socs/odd/queue-depth-1.toml")).unwrap();
-    std::fs::write(&file, text.replacen("\n\n", "\nnumerics = \"off\"\n\n", 1)).unwrap();
-    let off: DeviceSpec = format!("off=virtual:{}", file.display()).parse().unwrap();
-    let devices = DeviceOptions { devices: vec![off], ..DeviceOptions::default() };
+    let devices = on(&[&spec_without_numerics(dir.path())]);
     let options = OpenOptions { devices, ..OpenOptions::default() };
-    let model = Model::open(&case("qwen3").model, &options).unwrap();
+    let model = Model::open(&golden_dir("qwen3"), &options).unwrap();
     assert!(!model.computes());
     let clock = model.clock().clone();
     let mut engine = model.engine().unwrap();

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use conformance::golden::{all_logits, relative_error};
+use conformance::setup::root;
 use troika::graph::{ActivationFormat, DType, Op, blocks};
 use troika::model::spec::{Key, WeightRole};
 use troika::weights::{FloatType, GgufTensor, parse_gguf};
@@ -23,8 +24,7 @@ struct Template {
 
 impl Template {
     fn read(name: &str) -> Template {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf");
-        let bytes = std::fs::read(folder.join(name)).unwrap();
+        let bytes = std::fs::read(root("tests/gguf").join(name)).unwrap();
         let tensors = parse_gguf(&bytes).unwrap().tensors;
         let first =
             [&(tensors[0].name.len() as u64).to_le_bytes(), tensors[0].name.as_bytes()].concat();

@@ -10,10 +10,9 @@ mod needed;
 
 use super::*;
 
-/// A model, and its weights as they outlive its engine's opening.
-fn opened(name: &str) -> (Described, LastingWeights) {
-    let open = || describe(&model_dir(name), FloatType::F32).unwrap();
-    (open(), Arc::new(open().store))
+/// A model's weights as they outlive an engine's opening.
+fn lasting(name: &str) -> LastingWeights {
+    Arc::new(described(name).store)
 }
 
 /// Bytes of an expert of the model in floats.
@@ -54,20 +53,16 @@ fn stats(e: &Engine) -> ExpertStats {
 #[test]
 fn experts_that_come_and_go_give_the_same_bits() {
     for name in ["mixtral", "qwen3-moe"] {
-        let (d, source) = opened(name);
-        let ids = read_golden(&model_dir(name).join("golden.safetensors")).unwrap().input_ids;
-        let devices = cpus(&["a", "b"]);
-        let one = plain(&d, &devices, 5);
-        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        let (set, source) = (Setting::new(name, cpus(), 5), lasting(name));
         let lru = Cache { kept_by: KeptBy::Lru, ..of(5) };
         for cache in [of(1), of(2), lru, Cache { least_rows: 3, ..of(4) }] {
             for dispatch in Dispatch::ALL {
                 for (in_flight, capacity) in [(1, 1), (2, 3), (4, 64)] {
                     let how = (dispatch, in_flight, capacity);
-                    let mut e = engine(&d, &devices, cached(&d, &one, how, cache)).unwrap();
+                    let mut e = set.engine(cached(&set.d, &set.one, how, cache));
                     e.load_experts(&source, None);
                     for _ in 0..2 {
-                        let same = logits(&mut e, &ids) == expected;
+                        let same = logits(&mut e, &set.ids) == set.expected;
                         assert!(same, "{name}: other bits with {cache:?}, {how:?}");
                     }
                     let ExpertStats { held, budget, chosen, hits, evictions, bytes_read, .. } =
@@ -91,17 +86,13 @@ fn next_layer(layer: usize, _: &[f32], expect: &mut dyn FnMut(usize, &[u16])) {
 /// Single tokens choose experts that come and go, too, and a forecast loads some before.
 #[test]
 fn decoding_loads_what_a_forecast_names() {
-    let (d, source) = opened("qwen3-moe");
-    let golden = model_dir("qwen3-moe").join("golden.safetensors");
-    let ids = read_golden(&golden).unwrap().input_ids;
-    let devices = cpus(&["a", "b"]);
-    let one = plain(&d, &devices, 1);
-    let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
-    let mut plan = cached(&d, &one, (Dispatch::PerChunk, 1, 1), of(9));
+    let (set, source) = (Setting::new("qwen3-moe", cpus(), 1), lasting("qwen3-moe"));
+    let mut plan = cached(&set.d, &set.one, (Dispatch::PerChunk, 1, 1), of(9));
     plan.decode.rules.clone_from(&plan.prefill.rules);
-    let mut e = engine(&d, &devices, plan).unwrap();
-    e.load_experts(&source, Some(&(Arc::new(next_layer) as Arc<ExpertForecast>)));
-    assert!(logits(&mut e, &ids) == expected);
+    let mut e = set.engine(plan);
+    let forecast = Arc::new(next_layer) as Arc<ExpertForecast>;
+    e.load_experts(&source, Some(&forecast));
+    assert!(logits(&mut e, &set.ids) == set.expected);
     let ExpertStats { expected, expected_used, .. } = stats(&e);
     assert!(expected > 0 && expected_used > 0 && expected_used <= expected);
 }
@@ -109,22 +100,18 @@ fn decoding_loads_what_a_forecast_names() {
 /// What cannot be loaded ends the sequence with a sentence; the next one tries again.
 #[test]
 fn an_expert_that_cannot_be_loaded_is_an_error() {
-    let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
-    let golden = model_dir("mixtral").join("golden.safetensors");
-    let ids = read_golden(&golden).unwrap().input_ids;
-    let devices = cpus(&["a", "b"]);
-    let one = plain(&d, &devices, 5);
-    let mut e = engine(&d, &devices, cached(&d, &one, (Dispatch::PerChunk, 2, 4), of(2))).unwrap();
+    let set = Setting::new("mixtral", cpus(), 5);
+    let mut e = set.engine(cached(&set.d, &set.one, (Dispatch::PerChunk, 2, 4), of(2)));
     for _ in 0..2 {
         let seq = e.open();
-        let input = SequenceInput::prompt(seq, &ids, WantedLogits::Last);
+        let input = SequenceInput::prompt(seq, &set.ids, WantedLogits::Last);
         let error = e.run(&[input], &mut |_, _, _| {}).unwrap_err().to_string();
         assert!(error.contains("its weights were closed when the model was opened"), "{error}");
         e.close(seq);
         e.audit().unwrap();
     }
-    let none = cached(&d, &one, (Dispatch::PerChunk, 1, 4), of(0));
-    let error = engine(&d, &devices, none).map(|_| ()).unwrap_err().to_string();
+    let none = cached(&set.d, &set.one, (Dispatch::PerChunk, 1, 4), of(0));
+    let error = engine(&set.d, &set.devices, none).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("raise --expert-group-mib"), "{error}");
 }
 
@@ -132,9 +119,7 @@ fn an_expert_that_cannot_be_loaded_is_an_error() {
 /// numbers.
 #[test]
 fn loads_take_modelled_time() {
-    let (d, source) = opened("olmoe");
-    let golden = model_dir("olmoe").join("golden.safetensors");
-    let ids = read_golden(&golden).unwrap().input_ids;
+    let (d, source, ids) = (described("olmoe"), lasting("olmoe"), golden("olmoe").input_ids);
     let run = |text: &str, slots: Option<u64>, dispatch| {
         run_virtual(&d, text, &ids, |one| match slots {
             Some(slots) => (cached(&d, one, (dispatch, 2, 4), of(slots)), Some(source.clone())),
@@ -158,11 +143,6 @@ fn loads_take_modelled_time() {
 /// Compilers and cards that stand in for accelerators.
 #[test]
 fn accelerators_load_experts() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let environment = root.join("target/npu-runtimes");
-    let made = Command::new(root.join(".ci/npu-runtimes")).arg(&environment).status().unwrap();
-    assert!(made.success());
-    let runtime = RuntimePlaces { library: None, environments: vec![environment] };
     let adapter = needed::adapter();
     let named = |known: &GpuAdapter| known.facts.iter().any(|(_, value)| value.contains(&adapter));
     let gpu = gpu_adapters().iter().any(named).then(|| format!("b=gpu:{adapter}"));
@@ -171,23 +151,12 @@ fn accelerators_load_experts() {
     }
     let npus = ["b=npu:reference", "b=npu:openvino:cpu"].map(String::from);
     for spec in npus.into_iter().chain(gpu) {
-        let npu = NpuSettings { runtime: runtime.clone(), ..NpuSettings::default() };
-        let options = DeviceOptions {
-            devices: vec!["a=cpu".parse().unwrap(), spec.parse().unwrap()],
-            npu,
-            ..DeviceOptions::default()
-        };
-        let devices = open_devices(&options).unwrap();
-        let (d, source) = opened("mixtral");
-        let golden = model_dir("mixtral").join("golden.safetensors");
-        let ids = read_golden(&golden).unwrap().input_ids;
-        let one = plain(&d, &devices, 8);
-        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        let (set, source) = (Setting::new("mixtral", beside_cpu(&spec), 8), lasting("mixtral"));
         for dispatch in Dispatch::ALL {
-            let mut e = engine(&d, &devices, cached(&d, &one, (dispatch, 2, 4), of(5))).unwrap();
+            let mut e = set.engine(cached(&set.d, &set.one, (dispatch, 2, 4), of(5)));
             e.load_experts(&source, None);
             for _ in 0..2 {
-                let error = relative_error(&logits(&mut e, &ids), &expected);
+                let error = relative_error(&logits(&mut e, &set.ids), &set.expected);
                 assert!(error <= 1e-5, "{spec}, {dispatch:?}: {error}");
             }
             let ExpertStats { hits, evictions, .. } = stats(&e);

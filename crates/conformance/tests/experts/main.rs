@@ -5,67 +5,72 @@
 
 mod cached;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conformance::engines::{self, EngineOptions};
-use conformance::golden::{read_golden, relative_error};
-use troika::device::{Clock, Device, RealClock};
-use troika::engine::LastingWeights;
-use troika::engine::{Engine, EngineError, Event, Next, SequenceInput, WantedLogits};
+use conformance::golden::relative_error;
+use conformance::setup::{
+    cpu, described, golden, golden_dir, in_f32, logits_of, npu_settings, on, plan_of, processors,
+};
+use troika::device::{Clock, Device};
+use troika::engine::{
+    Engine, EngineError, Event, LastingWeights, Next, SequenceInput, WantedLogits,
+};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::{SegmentKind, segments};
-use troika::npu::RuntimePlaces;
 use troika::plan::{
-    Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, PlanDevice, PlanRequest, Rule, Share,
-    Split, Strategy, make,
+    Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, Rule, Share, Split, Strategy,
 };
 use troika::trace::Tracer;
 use troika::weights::{BindOptions, FloatType, Quant};
-use troika::{Described, DeviceOptions, NpuSettings, describe, open_devices};
+use troika::{Described, DeviceOptions, describe, open_devices};
 use troika_check::{Hook, Hooked, told_to_fail};
-use troika_cpu::{CpuDevice, CpuOptions};
-use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
+use troika_sim::VirtualClock;
 
-fn model_dir(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+/// A model on a device that computes its prompt alone.
+struct Setting {
+    d: Described,
+    devices: Vec<Arc<dyn Device>>,
+    /// The plan of the first device.
+    one: Plan,
+    ids: Vec<u32>,
+    /// The logits by that plan.
+    expected: Vec<f32>,
 }
 
-fn cpus(names: &[&str]) -> Vec<Arc<dyn Device>> {
-    let device = |name: &&str| {
-        let options = CpuOptions { name: (*name).into(), threads: 1, ..CpuOptions::default() };
-        Arc::new(CpuDevice::new(options).unwrap()) as Arc<dyn Device>
-    };
-    names.iter().map(device).collect()
+impl Setting {
+    fn new(name: &str, devices: Vec<Arc<dyn Device>>, chunk: usize) -> Setting {
+        let (d, ids) = (described(name), golden(name).input_ids);
+        let one = plain(&d, &devices, chunk);
+        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        Setting { d, devices, one, ids, expected }
+    }
+
+    /// An engine that runs another plan.
+    fn engine(&self, plan: Plan) -> Engine {
+        engine(&self.d, &self.devices, plan).unwrap()
+    }
+}
+
+/// Two devices of the CPU.
+fn cpus() -> Vec<Arc<dyn Device>> {
+    ["a", "b"].map(|name| cpu(name, 1)).to_vec()
+}
+
+/// A CPU, and an accelerator named `b`.
+fn beside_cpu(accelerator: &str) -> Vec<Arc<dyn Device>> {
+    let options = DeviceOptions { npu: npu_settings(), ..on(&["a=cpu", accelerator]) };
+    open_devices(&options).unwrap()
 }
 
 fn engine(d: &Described, devices: &[Arc<dyn Device>], plan: Plan) -> Result<Engine, EngineError> {
-    engine_by(d, devices, plan, (Arc::new(RealClock::new()), &Tracer::off()))
-}
-
-fn engine_by(
-    d: &Described,
-    devices: &[Arc<dyn Device>],
-    plan: Plan,
-    (clock, tracer): (Arc<dyn Clock>, &Tracer),
-) -> Result<Engine, EngineError> {
-    let (clock, tracer) = (Some(clock), tracer.clone());
-    engines::engine(d, devices, plan, EngineOptions { clock, tracer, ..EngineOptions::default() })
+    engines::engine(d, devices, plan, EngineOptions::default())
 }
 
 /// A plan of the first device in chunks of `chunk` rows.
 fn plain(d: &Described, devices: &[Arc<dyn Device>], chunk: usize) -> Plan {
-    let facts: Vec<PlanDevice> = devices[..1].iter().map(PlanDevice::of).collect();
-    let request = PlanRequest {
-        strategy: Strategy::OneDevice,
-        chunk,
-        kv_dtype: Some(DType::F32),
-        activations: Some(Vec::new()),
-        ..PlanRequest::default()
-    };
-    make(&d.spec, &facts, &request).unwrap()
+    plan_of(d, &devices[..1], &in_f32(Strategy::OneDevice, chunk))
 }
 
 /// The same plan with the experts of prompts shared out.
@@ -89,12 +94,7 @@ fn shared(d: &Described, plan: &Plan, in_flight: usize, split: &ExpertSplit) -> 
 }
 
 fn logits(e: &mut Engine, ids: &[u32]) -> Vec<f32> {
-    let seq = e.open();
-    let mut out = Vec::new();
-    let input = SequenceInput::prompt(seq, ids, WantedLogits::All);
-    e.run(&[input], &mut |_, _, row| out.extend_from_slice(row)).unwrap();
-    e.close(seq);
-    out
+    logits_of(e, ids).concat()
 }
 
 fn group(device: &str, experts: &[usize], capacity: usize) -> ExpertGroupPlan {
@@ -112,9 +112,7 @@ fn divided(parts: &[(&str, u32)], expert: usize, capacity: usize) -> ExpertGroup
 #[test]
 fn experts_on_another_device_give_the_same_bits() {
     for name in ["mixtral", "qwen3-moe", "gpt-oss", "qwen2-moe"] {
-        let d = describe(&model_dir(name), FloatType::F32).unwrap();
-        let ids = read_golden(&model_dir(name).join("golden.safetensors")).unwrap().input_ids;
-        let devices = cpus(&["a", "b"]);
+        let (d, ids, devices) = (described(name), golden(name).input_ids, cpus());
         for values in [DType::F32, DType::BF16, DType::F16] {
             for chunk in [5, 64] {
                 let mut one = plain(&d, &devices, chunk);
@@ -157,15 +155,15 @@ fn experts_on_another_device_give_the_same_bits() {
 fn an_expert_divided_by_columns_gives_the_same_bits() {
     let files = [FloatType::F32.into(), FloatType::BF16.into()];
     let quantized = [Quant::Q8, Quant::Q4].map(|quant| BindOptions { quant, ..files[0] });
-    let devices = cpus(&["a", "b"]);
+    let devices = cpus();
     // A group takes what its device has; not every processor multiplies bf16.
     let mut formats = vec![ActivationFormat::INT8, ActivationFormat::Bf16];
     formats.retain(|f| devices[0].caps().activation_formats.contains(f));
     for (bind, formats) in
         files.into_iter().chain(quantized).flat_map(|b| [(b, &formats[..]), (b, &[])])
     {
-        let d = describe(&model_dir("mixtral"), bind).unwrap();
-        let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
+        let d = describe(&golden_dir("mixtral"), bind).unwrap();
+        let ids = golden("mixtral").input_ids;
         let mut one = plain(&d, &devices, 9);
         one.prefill.rules.iter_mut().for_each(|r| r.activations = formats.to_vec());
         let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
@@ -175,8 +173,8 @@ fn an_expert_divided_by_columns_gives_the_same_bits() {
                 ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
             let tracer = Tracer::on();
             let plan = shared(&d, &one, 2, &split);
-            let mut e =
-                engine_by(&d, &devices, plan, (Arc::new(RealClock::new()), &tracer)).unwrap();
+            let traced = EngineOptions { tracer: tracer.clone(), ..EngineOptions::default() };
+            let mut e = engines::engine(&d, &devices, plan, traced).unwrap();
             assert!(logits(&mut e, &ids) == expected, "other bits: {bind:?}, {formats:?}");
             let spans = tracer.take();
             for part in ["0, part 0", "0, part 1", "1, part 0", "1, part 1"] {
@@ -198,17 +196,11 @@ fn some_groups(dispatch: Dispatch) -> ExpertSplit {
 
 /// An engine whose groups run on a watched device, with the logits of its model on one device.
 fn watched(dispatch: Dispatch) -> (Engine, Hook, Vec<u32>, Vec<f32>) {
-    let d = describe(&model_dir("qwen3-moe"), FloatType::F32).unwrap();
-    let ids = read_golden(&model_dir("qwen3-moe").join("golden.safetensors")).unwrap().input_ids;
     let hook = Hook::default();
-    let mut devices = cpus(&["a"]);
-    let options = CpuOptions { name: "b".into(), threads: 1, ..CpuOptions::default() };
-    let device = Arc::new(CpuDevice::new(options).unwrap());
-    devices.push(Arc::new(Hooked::new(device, hook.clone())));
-    let one = plain(&d, &devices, 5);
-    let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
-    let plan = shared(&d, &one, 3, &some_groups(dispatch));
-    (engine(&d, &devices, plan).unwrap(), hook, ids, expected)
+    let device: Arc<dyn Device> = Arc::new(Hooked::new(cpu("b", 1), hook.clone()));
+    let set = Setting::new("qwen3-moe", vec![cpu("a", 1), device], 5);
+    let plan = shared(&set.d, &set.one, 3, &some_groups(dispatch));
+    (set.engine(plan), hook, set.ids, set.expected)
 }
 
 /// A device that fails while experts are in flight ends the sequence with its error. The next one
@@ -306,16 +298,12 @@ fn run_virtual(
     ids: &[u32],
     plan: impl FnOnce(&Plan) -> (Plan, Option<LastingWeights>),
 ) -> (Vec<f32>, Duration) {
-    let soc = Soc::parse("two.toml", text).unwrap();
     let clock = Arc::new(VirtualClock::new());
-    let board = Board::new(&soc, clock.clone());
-    let open = |p| -> Arc<dyn Device> {
-        let name = if p == &soc.processors[0] { "a" } else { "b" };
-        Arc::new(VirtualDevice::on(&board, name, p).unwrap())
-    };
-    let devices: Vec<Arc<dyn Device>> = soc.processors.iter().map(open).collect();
+    let devices = processors(text, &clock);
     let (plan, weights) = plan(&plain(d, &devices, 8));
-    let mut e = engine_by(d, &devices, plan, (clock.clone(), &Tracer::off())).unwrap();
+    let own: Option<Arc<dyn Clock>> = Some(clock.clone());
+    let options = EngineOptions { clock: own, ..EngineOptions::default() };
+    let mut e = engines::engine(d, &devices, plan, options).unwrap();
     if let Some(weights) = weights {
         e.load_experts(&weights, None);
     }
@@ -334,8 +322,7 @@ fn run_virtual(
 /// time, too.
 #[test]
 fn virtual_devices_share_experts_out() {
-    let d = describe(&model_dir("olmoe"), FloatType::F32).unwrap();
-    let ids = read_golden(&model_dir("olmoe").join("golden.safetensors")).unwrap().input_ids;
+    let (d, ids) = (described("olmoe"), golden("olmoe").input_ids);
     let run = |text: &str, split: Option<&ExpertSplit>| -> (Vec<f32>, Duration) {
         run_virtual(&d, text, &ids, |one| {
             (split.map_or(one.clone(), |split| shared(&d, one, 2, split)), None)
@@ -367,18 +354,15 @@ fn virtual_devices_share_experts_out() {
 
 #[test]
 fn statistics_say_what_was_routed_where() {
-    let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
-    let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
-    let devices = cpus(&["a", "b"]);
-    let one = plain(&d, &devices, 6);
-    let all = ids.len() as u64 * 2;
+    let set = Setting::new("mixtral", cpus(), 6);
+    let all = set.ids.len() as u64 * 2;
     for overflow in [Overflow::Cpu, Overflow::Pad, Overflow::Prune] {
         let capacity = if overflow == Overflow::Pad { 6 } else { 2 };
         let groups = vec![group("b", &[2, 1], capacity), group("b", &[0], capacity)];
         let split =
             ExpertSplit { groups, overflow, dispatch: Dispatch::PerChunk, expected: Vec::new() };
-        let mut e = engine(&d, &devices, shared(&d, &one, 2, &split)).unwrap();
-        let got = logits(&mut e, &ids);
+        let mut e = set.engine(shared(&set.d, &set.one, 2, &split));
+        let got = logits(&mut e, &set.ids);
         let stats = e.group_stats();
         assert_eq!(stats.layers.len(), 3);
         let (_, padding) = stats.group_rows();
@@ -400,23 +384,16 @@ fn statistics_say_what_was_routed_where() {
         };
         assert_eq!((sums[0] > 0, sums[1] > 0), want, "{overflow:?}: {sums:?}");
         assert_eq!(stats.dropped(), (sums[1], 3 * all));
-        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
-        assert_eq!(got == expected, overflow != Overflow::Prune);
+        assert_eq!(got == set.expected, overflow != Overflow::Prune);
         assert!(got.iter().all(|x| x.is_finite()));
     }
 }
 
 #[test]
 fn groups_that_do_not_fit_are_refused() {
-    let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
+    let d = described("mixtral");
     let open = |soc: &str, edit: &dyn Fn(&mut Plan)| {
-        let soc = Soc::parse("two.toml", soc).unwrap();
-        let board = Board::new(&soc, Arc::new(VirtualClock::new()));
-        let names = ["a", "b"].iter().zip(&soc.processors);
-        let device = |(name, p): (&&str, _)| -> Arc<dyn Device> {
-            Arc::new(VirtualDevice::on(&board, name, p).unwrap())
-        };
-        let devices: Vec<Arc<dyn Device>> = names.map(device).collect();
+        let devices = processors(soc, &Arc::new(VirtualClock::new()));
         let one = plain(&d, &devices, 8);
         let mut plan = shared(&d, &one, 2, &some_groups(Dispatch::PerChunk));
         edit(&mut plan);
@@ -440,27 +417,11 @@ fn groups_that_do_not_fit_are_refused() {
 
 #[test]
 fn npus_compute_groups_of_experts() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let environment = root.join("target/npu-runtimes");
-    let made = Command::new(root.join(".ci/npu-runtimes")).arg(&environment).status().unwrap();
-    assert!(made.success());
-    let runtime = RuntimePlaces { library: None, environments: vec![environment] };
     for spec in ["b=npu:reference", "b=npu:openvino:cpu"] {
-        let npu = NpuSettings { runtime: runtime.clone(), ..NpuSettings::default() };
-        let options = DeviceOptions {
-            devices: vec!["a=cpu".parse().unwrap(), spec.parse().unwrap()],
-            npu,
-            ..DeviceOptions::default()
-        };
-        let devices = open_devices(&options).unwrap();
-        let d = describe(&model_dir("mixtral"), FloatType::F32).unwrap();
-        let ids = read_golden(&model_dir("mixtral").join("golden.safetensors")).unwrap().input_ids;
-        let one = plain(&d, &devices, 8);
-        let expected = logits(&mut engine(&d, &devices, one.clone()).unwrap(), &ids);
+        let set = Setting::new("mixtral", beside_cpu(spec), 8);
         for dispatch in Dispatch::ALL {
-            let plan = shared(&d, &one, 2, &some_groups(dispatch));
-            let got = logits(&mut engine(&d, &devices, plan).unwrap(), &ids);
-            let error = relative_error(&got, &expected);
+            let plan = shared(&set.d, &set.one, 2, &some_groups(dispatch));
+            let error = relative_error(&logits(&mut set.engine(plan), &set.ids), &set.expected);
             assert!(error <= 1e-5, "{spec}, {dispatch:?}: {error}");
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use conformance::setup::root;
 use troika::device::Device;
 use troika::engine::examine;
 use troika::graph::DType;
@@ -11,10 +12,6 @@ use troika::model::families::{from_config, supported};
 use troika::model::lower::WeightShape;
 use troika::model::spec::weight_requirements;
 use troika::plan::{PlanDevice, PlanRequest, make};
-
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
 
 /// A config of each family: of a checkpoint, or alone.
 fn configs() -> BTreeMap<String, PathBuf> {
