@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use troika::sim::Soc;
-use troika::trace::Tracer;
 use troika_lab::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
 use troika_model::lower::SegmentKind;
-use troika_plan::{Dispatch, ExpertGroupPlan, ExpertPolicy, Phase, Plan, Split, SyncMode};
+use troika_plan::{Dispatch, ExpertGroupPlan, ExpertPolicy, Phase, Plan, Split};
 
 const PROMPT: usize = 256;
 
@@ -38,16 +37,9 @@ fn shape() -> Shape {
 /// A plan, or that of a strategy, and what a prompt takes by it in virtual time.
 fn run(soc: Soc, strategy: SocStrategy, plan: Option<Plan>) -> Result<(Plan, u64), LabError> {
     let simulation = Simulation::open(&SimulateOptions {
-        soc,
-        shape: shape(),
-        strategy,
         plan,
-        prompt: PROMPT,
         generate: 2,
-        sync: SyncMode::Predicted,
-        exchange: true,
-        co_run: None,
-        tracer: Tracer::off(),
+        ..SimulateOptions::new(soc, shape(), strategy, PROMPT)
     })?;
     let plan = simulation.plan()?;
     let ttft_ns = simulation.run(&mut |_, _| ())?.ttft_ns;
@@ -142,19 +134,9 @@ fn attention_is_on_the_npu_where_it_takes_it_and_is_faster_with_it() {
 #[test]
 fn a_model_without_experts_has_none_to_share_out() {
     let strategy = SocStrategy::Experts(ExpertPolicy::All, Dispatch::PerChunk);
-    let simulation = Simulation::open(&SimulateOptions {
-        soc: soc(2000.0, ""),
-        shape: Shape::find("llama-3-8b", troika_lab::WEIGHTS).unwrap(),
-        strategy,
-        plan: None,
-        prompt: PROMPT,
-        generate: 2,
-        sync: SyncMode::Predicted,
-        exchange: true,
-        co_run: None,
-        tracer: Tracer::off(),
-    });
-    let why = simulation.err().unwrap().to_string();
+    let dense = Shape::find("llama-3-8b", troika_lab::WEIGHTS).unwrap();
+    let options = SimulateOptions::new(soc(2000.0, ""), dense, strategy, PROMPT);
+    let why = Simulation::open(&options).err().unwrap().to_string();
     assert!(why.contains("strategy experts shares experts out, and"), "{why}");
     let text = include_str!("../../../socs/sd8gen3-fp16.toml");
     let products = text.replace(", \"expert_group\"]", "]");

@@ -8,9 +8,8 @@ use std::path::Path;
 use troika::engine::WantedLogits;
 use troika::model::lower::SegmentKind;
 use troika::model::spec::WeightRole;
-use troika::plan::{Phase, Plan, Policy, Rule, Strategy, SyncMode};
+use troika::plan::{Phase, Plan, Policy, Rule, Strategy};
 use troika::sim::Soc;
-use troika::trace::Tracer;
 use troika::weights::Quant;
 use troika::{BoundModel, DeviceOptions, Model, OpenOptions, SessionOptions, open_devices};
 use troika_lab::{Shape, SimulateOptions, Simulation, SocStrategy, WEIGHTS};
@@ -70,19 +69,10 @@ impl Machine {
 
     /// What the first prompt and the one after it take, in milliseconds.
     fn times(&self, shape: &Shape, plan: Plan, prompt: usize) -> [f64; 2] {
-        let simulation = Simulation::open(&SimulateOptions {
-            soc: Soc::read(Path::new(&self.file())).unwrap(),
-            shape: shape.clone(),
-            strategy: SocStrategy::parse("npu-only").unwrap(),
-            plan: Some(plan),
-            prompt,
-            generate: 1,
-            sync: SyncMode::Predicted,
-            exchange: true,
-            co_run: None,
-            tracer: Tracer::off(),
-        });
-        let simulation = simulation.unwrap();
+        let soc = Soc::read(Path::new(&self.file())).unwrap();
+        let options = SimulateOptions::new(soc, shape.clone(), SocStrategy::NpuOnly, prompt);
+        let options = SimulateOptions { plan: Some(plan), ..options };
+        let simulation = Simulation::open(&options).unwrap();
         [0; 2].map(|_| simulation.run(&mut |_, _| ()).unwrap().ttft_ms())
     }
 }
@@ -151,18 +141,10 @@ fn plans_on_the_phone_exchange_operands() {
     let shape = Shape::find("qwen1.5-1.8b", WEIGHTS).unwrap();
     for strategy in ["hetero-layer", "hetero-tensor", "solved"] {
         let open = |exchange| {
-            let options = SimulateOptions {
-                soc: Soc::find("sd8gen3-fp16").unwrap(),
-                shape: shape.clone(),
-                strategy: SocStrategy::parse(strategy).unwrap(),
-                plan: None,
-                prompt: 256,
-                generate: 2,
-                sync: SyncMode::Predicted,
-                exchange,
-                co_run: None,
-                tracer: Tracer::off(),
-            };
+            let soc = Soc::find("sd8gen3-fp16").unwrap();
+            let strategy = SocStrategy::parse(strategy).unwrap();
+            let options = SimulateOptions::new(soc, shape.clone(), strategy, 256);
+            let options = SimulateOptions { generate: 2, exchange, ..options };
             let simulation = Simulation::open(&options).unwrap();
             let ms = simulation.run(&mut |_, _| ()).unwrap().ttft_ms();
             (simulation.plan().unwrap(), ms)

@@ -6,7 +6,6 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use troika::sim::Soc;
-use troika::trace::Tracer;
 use troika_lab::{Shape, SimulateOptions, Simulation, SocStrategy};
 use troika_plan::{ExpertSplit, Phase, Plan, Policy, Rule, Share, Split, SyncMode};
 
@@ -180,16 +179,10 @@ fn check(seed: u64) -> Result<[bool; 3], String> {
     let strategies = experts.into_iter().filter(|(_, e)| *e == shares).map(|(s, _)| s);
     let strategy = dice.one(&strategies.collect::<Vec<_>>());
     let mut options = SimulateOptions {
-        soc,
-        shape,
-        strategy,
-        plan: None,
-        prompt,
         generate,
         sync: dice.one(&[SyncMode::Predicted, SyncMode::Blocking]),
         exchange: seed.is_multiple_of(2),
-        co_run: None,
-        tracer: Tracer::off(),
+        ..SimulateOptions::new(soc, shape, strategy, prompt)
     };
     let mut simulation = Simulation::open(&options).map_err(|e| e.to_string())?;
     if !dice.rarely(3) {

@@ -65,8 +65,6 @@ pub(super) fn measure(
                         Waiting::Block => (ab.blocking_ns, ba.blocking_ns) = (there, back),
                     }
                 }
-            }
-            if let (Some(x), Some(y)) = (&large_of[a], &large_of[b]) {
                 for rows in SIDE_BY_SIDE.into_iter().filter(|n| *n <= x.most && *n <= y.most) {
                     let (on_a, on_b) = side_by_side(profilers, x, y, rows)?;
                     ab.slowdowns.push(Slowdown { rows, factor: on_b });

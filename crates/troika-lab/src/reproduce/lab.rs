@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use troika::DeviceOptions;
 use troika::plan::SyncMode;
 use troika::sim::{CoRun, Soc};
-use troika::trace::Tracer;
 
 use crate::{
     Figures, LabError, ProductShape, ProductTime, Shape, SimulateOptions, Simulation, SocStrategy,
@@ -106,17 +105,14 @@ impl Lab {
         if let Some(known) = self.done.get(&case) {
             return Ok(known.clone());
         }
+        let (soc, shape) = (self.soc(case.phone), self.shape(case.model)?);
+        let strategy = SocStrategy::parse(case.strategy).map_err(LabError::Strategy)?;
         let options = SimulateOptions {
-            soc: self.soc(case.phone),
-            shape: self.shape(case.model)?,
-            strategy: SocStrategy::parse(case.strategy).map_err(LabError::Strategy)?,
-            plan: None,
-            prompt: case.prompt,
             generate: case.generate,
             sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },
             exchange: case.exchange,
             co_run: case.game.then_some(GAME),
-            tracer: Tracer::off(),
+            ..SimulateOptions::new(soc, shape, strategy, case.prompt)
         };
         let figures = Simulation::open(&options)?.run(&mut |_, _| ())?;
         self.done.insert(case, figures.clone());

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use troika::SocCosts;
 use troika::graph::DType;
 use troika::model::lower::{LowerOptions, SegmentKind, lower};
-use troika::plan::{Phase, Plan, PlanDevice, PlanRequest, Policy, Strategy, SyncMode, make};
+use troika::plan::{Phase, Plan, PlanDevice, PlanRequest, Policy, Strategy, make};
 use troika::sim::Soc;
 use troika::solve::{Forms, MadePlan, MakeRequest, held_weights, make_within_memory};
-use troika::trace::Tracer;
 use troika::weights::Quant;
 use troika_device::Device;
 
@@ -114,18 +113,8 @@ fn placed(
     let (ffn, attention) = (on(SegmentKind::Ffn), on(SegmentKind::Qkv));
     let of_ffn = bytes(&[SegmentKind::Ffn]);
     let of_attention = bytes(&[SegmentKind::Qkv, SegmentKind::AttnOut]);
-    let options = SimulateOptions {
-        soc: soc.clone(),
-        shape: shape.clone(),
-        strategy: SocStrategy::parse("npu-only").map_err(LabError::Strategy)?,
-        plan: Some(plan),
-        prompt: PROMPT,
-        generate: 1,
-        sync: SyncMode::Predicted,
-        exchange: true,
-        co_run: None,
-        tracer: Tracer::off(),
-    };
+    let options = SimulateOptions::new(soc.clone(), shape.clone(), SocStrategy::NpuOnly, PROMPT);
+    let options = SimulateOptions { plan: Some(plan), ..options };
     let ms = Simulation::open(&options)?.run(&mut |_, _| ())?.ttft_ms();
     Ok(Placed { held, ffn, attention, of_ffn, of_attention, ms })
 }

@@ -55,6 +55,22 @@ pub struct SimulateOptions {
 }
 
 impl SimulateOptions {
+    /// A prompt by a strategy, with predicted waits and operands in the faster order.
+    pub fn new(soc: Soc, shape: Shape, strategy: SocStrategy, prompt: usize) -> SimulateOptions {
+        SimulateOptions {
+            soc,
+            shape,
+            strategy,
+            plan: None,
+            prompt,
+            generate: 1,
+            sync: SyncMode::Predicted,
+            exchange: true,
+            co_run: None,
+            tracer: Tracer::off(),
+        }
+    }
+
     /// Checks what a simulation cannot do.
     fn check(&self) -> Result<(), SimulateError> {
         if self.soc.numerics {
