@@ -279,6 +279,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
+    use tokio::task::JoinHandle;
+
     use super::{Asked, FairQueue, Permit, QueueError};
 
     fn of(client: u64) -> Asked {
@@ -289,6 +291,14 @@ mod tests {
 
     fn run(test: impl Future<Output = ()>) {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
+    }
+
+    /// Asks beside the test, and gives back what it gets at once.
+    async fn ask(queue: &FairQueue, asked: Asked) -> JoinHandle<Result<(), QueueError>> {
+        let queue = queue.clone();
+        let asks = tokio::spawn(async move { queue.enter(asked).await.map(drop) });
+        tokio::task::yield_now().await;
+        asks
     }
 
     /// Lets the requests wait one after another, then frees the place as often as it is taken.
@@ -346,23 +356,16 @@ mod tests {
         run(async {
             let queue = FairQueue::new(1, 4, 0);
             let running = queue.enter(of(1)).await.unwrap();
-            let ask = |asked| {
-                let queue = queue.clone();
-                tokio::spawn(async move { queue.enter(asked).await.map(drop) })
-            };
             let mut first = Vec::new();
             for _ in 0..4 {
-                first.push(ask(of(1)));
-                tokio::task::yield_now().await;
+                first.push(ask(&queue, of(1)).await);
             }
             let full = QueueError::Full { waiting: 4, retry_after: 5 };
             assert_eq!(queue.enter(of(1)).await.unwrap_err(), full);
-            let second = [ask(of(2)), ask(of(2))];
-            tokio::task::yield_now().await;
+            let second = [ask(&queue, of(2)).await, ask(&queue, of(2)).await];
             // Each has two now: neither gives way.
             assert_eq!(queue.enter(of(2)).await.unwrap_err(), full);
-            let further = ask(Asked { further: true, ..of(2) });
-            tokio::task::yield_now().await;
+            let further = ask(&queue, Asked { further: true, ..of(2) }).await;
             assert_eq!(queue.waiting(), 5);
             drop(running);
             let mut ended = Vec::new();
@@ -379,11 +382,7 @@ mod tests {
         run(async {
             let queue = FairQueue::new(2, 1, 0);
             let both = queue.enter(Asked { places: 2, ..of(1) }).await.unwrap();
-            let waits = tokio::spawn({
-                let queue = queue.clone();
-                async move { queue.enter(of(1)).await.map(drop) }
-            });
-            tokio::task::yield_now().await;
+            let waits = ask(&queue, of(1)).await;
             let full = queue.enter(of(2)).await.unwrap_err();
             assert_eq!(full, QueueError::Full { waiting: 1, retry_after: 1 });
             let many = queue.enter(Asked { places: 3, ..of(2) }).await.unwrap_err();
@@ -391,11 +390,7 @@ mod tests {
             // Who stops waiting makes room.
             waits.abort();
             assert!(waits.await.unwrap_err().is_cancelled());
-            let waits = tokio::spawn({
-                let queue = queue.clone();
-                async move { queue.enter(of(2)).await.map(drop) }
-            });
-            tokio::task::yield_now().await;
+            let waits = ask(&queue, of(2)).await;
             assert_eq!((queue.waiting(), queue.running()), (1, 2));
             drop(both);
             waits.await.unwrap().unwrap();
@@ -413,10 +408,7 @@ mod tests {
                 tokio::spawn(async move { queue.enter(Asked { places: 2, ..of(2) }).await })
             };
             tokio::task::yield_now().await;
-            let late = {
-                let queue = queue.clone();
-                tokio::spawn(async move { queue.enter(of(3)).await })
-            };
+            let late = ask(&queue, of(3)).await;
             tokio::time::sleep(Duration::from_millis(5)).await;
             assert!(!both.is_finished() && !late.is_finished());
             drop(one);
