@@ -75,8 +75,7 @@ pub(super) fn staged(mut stages: Vec<Stage>) -> Placement {
     if stages.len() == 1 || (first.split.is_none() && stages.iter().all(|s| *s == first)) {
         return Placement::of(&stages.swap_remove(0));
     }
-    let split = Some(Split::Stages { stages });
-    Placement { device: first.device, split, row_buckets: None }
+    Placement::split(&first.device, Split::Stages { stages })
 }
 
 /// Placements adapted to single rows.

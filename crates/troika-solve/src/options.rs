@@ -1,8 +1,9 @@
 //! The ways to place one kind of segment: whole, by columns, by rows, or both.
 
+use std::collections::{BTreeSet, HashSet};
+
 use troika_model::lower::SegmentKind;
-use troika_plan::PlanDevice;
-use troika_plan::{Rule, Share, Split, Stage};
+use troika_plan::{PlanDevice, Rule, Share, Split, Stage};
 
 /// The unit of column shares: 1/64.
 pub(super) const PARTS: u32 = 64;
@@ -24,14 +25,12 @@ impl Placement {
     /// Columns divided between two devices; `share` is the first one's, in [`PARTS`].
     pub fn columns(a: &str, b: &str, share: u32) -> Placement {
         let share = share.clamp(1, PARTS - 1);
-        let parts = shares(a, b, share);
         let owner = if share * 2 >= PARTS { a } else { b };
-        let split = Some(Split::Columns { parts });
-        Placement { device: owner.into(), split, row_buckets: None }
+        Placement::split(owner, Split::Columns { parts: shares(a, b, share) })
     }
 
-    /// A split with the standard part on `device`.
-    fn split(device: &str, split: Split) -> Placement {
+    /// A split on `device`, or with the standard part there.
+    pub fn split(device: &str, split: Split) -> Placement {
         Placement { device: device.into(), split: Some(split), row_buckets: None }
     }
 
@@ -104,13 +103,9 @@ impl KindRequest<'_> {
                 }
             }
         }
-        let mut unique: Vec<Placement> = Vec::new();
-        all.into_iter().for_each(|p| {
-            if !unique.contains(&p) {
-                unique.push(p);
-            }
-        });
-        unique
+        let mut seen = HashSet::new();
+        all.retain(|p| seen.insert(p.clone()));
+        all
     }
 
     /// The first device's share with which both would end together, by their times for all.
@@ -120,19 +115,11 @@ impl KindRequest<'_> {
         if share.is_finite() { (share.round() as u32).clamp(1, PARTS - 1) } else { PARTS / 2 }
     }
 
-    fn column_shares(&self, a: usize, b: usize) -> Vec<u32> {
+    fn column_shares(&self, a: usize, b: usize) -> BTreeSet<u32> {
         let balanced = self.balanced(a, b);
         let near = [0_i64, -2, 2, -4, 4, -8, 8].map(|d| i64::from(balanced) + d);
-        let even = [8, 16, 24, 32, 40, 48, 56];
-        let mut all: Vec<u32> = near
-            .into_iter()
-            .filter(|s| (1..i64::from(PARTS)).contains(s))
-            .map(|s| s as u32)
-            .chain(even)
-            .collect();
-        all.sort_unstable();
-        all.dedup();
-        all
+        let near = near.into_iter().filter(|s| (1..i64::from(PARTS)).contains(s));
+        near.map(|s| s as u32).chain([8, 16, 24, 32, 40, 48, 56]).collect()
     }
 
     /// Standard lengths on one device, the rest on another or by columns on both.

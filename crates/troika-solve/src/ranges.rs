@@ -6,8 +6,7 @@ use troika_model::lower::{ModelPart, SegmentKind};
 use super::options::{Placement, rules};
 use super::request::Alternative;
 use super::search::Search;
-use troika_plan::{Layers, Plan, PlanError, Rule};
-use troika_plan::{PlannedRules, assemble};
+use troika_plan::{Layers, Plan, PlanError, PlannedRules, Rule, assemble};
 
 impl Search<'_> {
     /// Plans for devices with limited memory.
@@ -44,13 +43,10 @@ impl Search<'_> {
         let (mut fits, mut too_many) = (0, self.predictor.layers + 1);
         while fits + 1 < too_many {
             let count = fits.midpoint(too_many);
-            let held = match self.avoided(self.ranged(limited, other, kinds, count)) {
-                Err(_) => return Ok(None),
-                Ok(plan) => {
-                    let (by_device, _) = self.predictor.placements.weight_bytes(&plan)?;
-                    by_device.get(&name).copied().unwrap_or(0)
-                }
-            };
+            let ranged = self.avoided(self.ranged(limited, other, kinds, count));
+            let Ok(plan) = ranged else { return Ok(None) };
+            let (by_device, _) = self.predictor.placements.weight_bytes(&plan)?;
+            let held = by_device.get(&name).copied().unwrap_or(0);
             if held <= most { fits = count } else { too_many = count }
         }
         if fits == 0 || kinds.is_empty() {

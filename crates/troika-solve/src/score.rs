@@ -8,7 +8,7 @@ use std::sync::Arc;
 use troika_device::SpaceId;
 use troika_graph::{DType, Subgraph, WeightDecl};
 use troika_model::lower::{ModelPart, SegmentKind};
-use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, SyncMode, own_space};
+use troika_plan::{Phase, Plan, PlanDevice, PlanError, Rule, own_space};
 use troika_program::{EdgeTypes, Operand, PlacedPiece, PlacedSegment, RowsRun, SegmentValue};
 
 use super::placements::Placements;
@@ -326,9 +326,8 @@ struct Timeline<'a> {
     phase: Phase,
     request: PredictRequest<'a>,
     done: Vec<Done>,
-    /// The runs of each device, and when it is free again.
+    /// The runs of each device.
     of_device: Vec<Vec<usize>>,
-    free: Vec<f64>,
     /// The writers of each value.
     producers: HashMap<(usize, SegmentValue), Vec<Producer>>,
     /// Copies of what a run wrote, by memory space.
@@ -347,15 +346,13 @@ impl<'a> Timeline<'a> {
         phase: Phase,
         request: PredictRequest<'a>,
     ) -> Timeline<'a> {
-        let count = request.devices.len();
         Timeline {
             plan,
             types,
             phase,
             request,
             done: Vec::new(),
-            of_device: vec![Vec::new(); count],
-            free: vec![0.0; count],
+            of_device: vec![Vec::new(); request.devices.len()],
             producers: HashMap::new(),
             copies: HashMap::new(),
             left_out: 0..0,
@@ -367,7 +364,7 @@ impl<'a> Timeline<'a> {
         let joules = |run: &Done| prices.priced.get(run.key).map_or(Some(0.0), |p| p.joules);
         let runs = &self.done[..runs];
         let ns = runs.iter().map(|run| run.end).fold(0.0, f64::max);
-        let mut busy = vec![0.0; self.free.len()];
+        let mut busy = vec![0.0; self.of_device.len()];
         runs.iter().for_each(|run| busy[run.device] += run.end - run.start);
         let busy_ns = busy.into_iter().fold(0.0, f64::max);
         Spent { ns, busy_ns, joules: runs.iter().map(joules).sum() }
@@ -420,8 +417,7 @@ impl<'a> Timeline<'a> {
         let start =
             self.of_device[device].last().map_or(after, |run| self.done[*run].end.max(after));
         let mut end = start + ns;
-        for (other, runs) in self.of_device.iter().enumerate().filter(|(other, _)| *other != device)
-        {
+        for (_, runs) in self.of_device.iter().enumerate().filter(|(other, _)| *other != device) {
             let first =
                 runs.iter().rposition(|run| self.done[*run].end <= start).map_or(0, |at| at + 1);
             let mut later = 0.0;
@@ -437,25 +433,17 @@ impl<'a> Timeline<'a> {
                     later += both * (its - 1.0);
                 }
             }
-            self.free[other] += later;
         }
-        self.free[device] = end;
         self.of_device[device].push(self.done.len());
         self.done.push(Done { device, key, start, end });
         self.done.len() - 1
     }
 
-    /// When a device knows that a run has ended. Whoever blocks runs nothing until then.
-    fn told(&mut self, run: usize, to: usize) -> f64 {
+    /// When a device knows that a run has ended.
+    fn told(&self, run: usize, to: usize) -> f64 {
         let Done { device: from, end, .. } = self.done[run];
-        if from == to {
-            return end;
-        }
-        let told = end + self.request.cost.hand_over_ns(from, to, self.plan.sync);
-        if self.plan.sync == SyncMode::Blocking && self.of_device[from].last() == Some(&run) {
-            self.free[from] = self.free[from].max(told);
-        }
-        told
+        let cost = || self.request.cost.hand_over_ns(from, to, self.plan.sync);
+        if from == to { end } else { end + cost() }
     }
 
     /// When a device has a part of a value.

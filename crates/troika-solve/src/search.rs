@@ -1,6 +1,7 @@
 //! The search: improves several seeds, one kind of segment at a time, for full chunks, shorter
 //! chunks and decode. Then tries chunk lengths and the named strategies.
 
+use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
 use troika_model::lower::{SegmentKind, segment_kinds};
@@ -12,10 +13,9 @@ use super::request::{Alternative, PredictRequest, SolveRequest, Solved};
 use super::score::Predictor;
 use crate::memory::{MadePlan, MakeRequest, make_within_memory};
 use troika_plan::{
-    Decode, LengthRules, Phase, Plan, PlanError, PlanRequest, Prefill, Split, Strategy,
+    Decode, Goal, LengthRules, Phase, Plan, PlanDevice, PlanError, PlanRequest, PlannedRules,
+    Predicted, Prefill, Split, Strategy, assemble, chunk_of,
 };
-use troika_plan::{Goal, Predicted};
-use troika_plan::{PlannedRules, assemble, chunk_of};
 
 /// The most single changes of the best plan that are looked at as plans, in each phase.
 const CHANGES: usize = 10;
@@ -238,15 +238,19 @@ impl<'a> Search<'a> {
         if !predicted.ttft_us.is_finite() || !predicted.tpot_us.is_finite() {
             return Err(PlanError::Unpriced("a part of it has no price on its device".into()));
         }
-        let over = |d: &&troika_plan::PlanDevice| {
-            let bytes = predicted.weight_bytes.get(&d.name).copied().unwrap_or(0);
-            d.caps.max_resident_bytes.is_some_and(|most| bytes > most)
-        };
-        if let Some(device) = self.request.devices.iter().find(over) {
+        if let Some(device) = self.overfull(&predicted.weight_bytes) {
             let why = format!("its weights do not fit in the memory of {}", device.name);
             return Err(PlanError::Unpriced(why));
         }
         Ok(predicted)
+    }
+
+    /// A device that would hold more bytes of weights than it can.
+    pub(super) fn overfull(&self, held: &BTreeMap<String, u64>) -> Option<&'a PlanDevice> {
+        self.request.devices.iter().find(|d| {
+            let bytes = held.get(&d.name).copied().unwrap_or(0);
+            d.caps.max_resident_bytes.is_some_and(|most| bytes > most)
+        })
     }
 
     /// Notes why a plan has no price.

@@ -1,7 +1,7 @@
 //! How the best placement of a scope is sought: where to begin, what to try, and how good a placement is.
 
 use troika_model::lower::{ModelPart, SegmentKind};
-use troika_plan::{Goal, Phase, PlanError};
+use troika_plan::{Goal, Phase, PlanDevice, PlanError};
 
 use super::choice::{Choice, Placed, Scope, Sought, for_decode, one_row};
 use super::options::{KindRequest, Placement};
@@ -47,29 +47,19 @@ impl Search<'_> {
 
     pub(super) fn options(&mut self, kind: SegmentKind, sought: &Sought<'_>) -> Vec<Placement> {
         let Sought { scope, choice, done, asked, .. } = *sought;
-        let whole_ns: Vec<f64> = (0..self.request.devices.len())
-            .map(|device| {
-                let segments = &self.request.lowered.segments;
-                let segment = segments.iter().find(|s| s.kind == kind);
-                segment.map_or(f64::INFINITY, |s| {
-                    let rows = scope.rows[1];
-                    let cached = scope.cached;
-                    let graph = &s.graph;
-                    let caps = &self.request.devices[device].caps;
-                    let room = match caps.static_shapes {
-                        true => {
-                            caps.row_buckets.iter().copied().find(|n| *n >= rows).unwrap_or(rows)
-                        }
-                        false => rows,
-                    };
-                    let run = PricedRun { device, kind, graph, rows, room, cached };
-                    self.request.cost.formed_ns(&run, &caps.forms)
-                })
-            })
-            .collect();
+        let segment = self.request.lowered.segments.iter().find(|s| s.kind == kind);
+        let (rows, cached) = (scope.rows[1], scope.cached);
+        let whole_ns = |(device, PlanDevice { caps, .. }): (usize, &PlanDevice)| {
+            let Some(segment) = segment else { return f64::INFINITY };
+            let shape = caps.row_buckets.iter().copied().find(|n| *n >= rows);
+            let room = shape.filter(|_| caps.static_shapes).unwrap_or(rows);
+            let run = PricedRun { device, kind, graph: &segment.graph, rows, room, cached };
+            self.request.cost.formed_ns(&run, &caps.forms)
+        };
+        let whole_ns: Vec<f64> = self.request.devices.iter().enumerate().map(whole_ns).collect();
         let wanted = KindRequest {
             kind,
-            rows: scope.rows[1],
+            rows,
             prefill: scope.phase == Phase::Prefill,
             devices: self.request.devices,
             whole_ns: &whole_ns,
@@ -143,8 +133,7 @@ impl Search<'_> {
 
     /// Whether the weights of the settled scopes fit, and their splits leave each device something.
     fn fits(&mut self, choice: &Choice, known: &[Option<usize>]) -> Result<bool, PlanError> {
-        let first = known.iter().map(|k| choice.get(*k)).next();
-        let any = first.cloned().unwrap_or_default();
+        let any = known.first().map(|k| choice.get(*k).clone()).unwrap_or_default();
         let prefill: Vec<(usize, Placed)> = choice
             .prefill
             .iter()
@@ -158,10 +147,6 @@ impl Search<'_> {
             Err(PlanError::Unpriced(_)) => return Ok(false),
             bytes => bytes?,
         };
-        let over = self.request.devices.iter().any(|d| {
-            let held = by_device.get(&d.name).copied().unwrap_or(0);
-            d.caps.max_resident_bytes.is_some_and(|most| held > most)
-        });
-        Ok(!over && total <= self.most_bytes)
+        Ok(self.overfull(&by_device).is_none() && total <= self.most_bytes)
     }
 }

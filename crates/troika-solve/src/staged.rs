@@ -12,9 +12,9 @@ use super::choice::{Scope, staged};
 use super::options::Placement;
 use super::search::Search;
 use crate::cost::{CostModel, PricedRun};
-use troika_plan::PlanDevice;
-use troika_plan::{Phase, Share, Split, Stage, SyncMode, stage_borders};
-use troika_plan::{TILE, own_space};
+use troika_plan::{
+    Phase, PlanDevice, Share, Split, Stage, SyncMode, TILE, own_space, stage_borders,
+};
 use troika_program::ELEMENT;
 
 impl Search<'_> {
@@ -241,21 +241,15 @@ impl Prices<'_> {
     fn rows(&mut self, device: usize, graph: &Subgraph, rows: usize, p: Pair<'_>) -> f64 {
         let all = self.request.rows;
         if !self.request.devices[device].caps.static_shapes {
-            return self.run(
-                device,
-                graph,
-                PaddedRows { count: rows, room: rows, before: all - rows },
-            );
+            let rows = PaddedRows { count: rows, room: rows, before: all - rows };
+            return self.run(device, graph, rows);
         }
         let (mut left, mut sum) = (rows, 0.0);
         while left > 0 {
             let fits = p.lengths.iter().find(|n| **n >= left).or(p.lengths.last());
             let room = fits.copied().unwrap_or(left);
-            sum += self.run(
-                device,
-                graph,
-                PaddedRows { count: left.min(room), room, before: all - left },
-            );
+            let rows = PaddedRows { count: left.min(room), room, before: all - left };
+            sum += self.run(device, graph, rows);
             left = left.saturating_sub(room);
         }
         sum

@@ -6,8 +6,7 @@ use super::measured::{PairSample, Profile, ProfileError, Slowdown};
 use crate::cost::{CostModel, Mover, PricedRun, QueueCosts, WORTH_SHARING, lasting};
 use crate::forms::Products;
 use crate::segment_part::SegmentPart;
-use troika_plan::PlanDevice;
-use troika_plan::SyncMode;
+use troika_plan::{PlanDevice, SyncMode};
 use troika_time::{LaneCosts, RunWork, TaskCost};
 
 /// Prices from the fits of a profile.

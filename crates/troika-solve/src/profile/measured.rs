@@ -371,49 +371,25 @@ impl Profile {
     /// # Errors
     /// What differs.
     pub fn check_subject(&self, here: &ProfileSubject) -> Result<(), ProfileError> {
-        let s = &self.subject;
-        let differs = |what, found: &dyn std::fmt::Display, here: &dyn std::fmt::Display| {
-            let (found, here) = (found.to_string(), here.to_string());
-            Err(ProfileError::Foreign { what, found, here })
+        let said = |s: &ProfileSubject| {
+            let names: Vec<&str> = s.devices.iter().map(|d| d.name.as_str()).collect();
+            let types = s.types.join(", ");
+            [s.program.clone(), s.machine.clone(), s.model.to_string(), types, names.join(", ")]
         };
-        if s.program != here.program {
-            return differs("version of Troika", &s.program, &here.program);
+        let whats = ["version of Troika", "machine", "model", "kind of weights", "list of devices"];
+        let mut all = whats.into_iter().zip(said(&self.subject)).zip(said(here));
+        if let Some(((what, found), here)) = all.find(|((_, a), b)| a != b) {
+            return Err(ProfileError::Foreign { what, found, here });
         }
-        if s.machine != here.machine {
-            return differs("machine", &s.machine, &here.machine);
-        }
-        if s.model != here.model {
-            return differs("model", &s.model, &here.model);
-        }
-        if s.types != here.types {
-            return differs("kind of weights", &s.types.join(", "), &here.types.join(", "));
-        }
-        let names = |s: &ProfileSubject| {
-            s.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")
-        };
-        if s.devices.len() != here.devices.len() {
-            return differs("list of devices", &names(s), &names(here));
-        }
-        for (a, b) in s.devices.iter().zip(&here.devices) {
-            if a.name != b.name {
-                return differs("list of devices", &names(s), &names(here));
-            }
-            if a != b {
-                let say = |d: &ProfiledDevice| {
-                    let facts: Vec<String> = d
-                        .facts
-                        .iter()
-                        .filter(|f| !(a.facts.contains(f) && b.facts.contains(f)))
-                        .map(|(k, v)| format!("{k} {v}"))
-                        .collect();
-                    let numerics = (a.numerics != b.numerics).then(|| d.numerics.clone());
-                    let facts: Vec<String> = numerics.into_iter().chain(facts).collect();
-                    format!("{} with {}", d.name, facts.join(", "))
-                };
-                return differs("device", &say(a), &say(b));
-            }
-        }
-        Ok(())
+        let mut devices = self.subject.devices.iter().zip(&here.devices);
+        let Some((a, b)) = devices.find(|(a, b)| a != b) else { return Ok(()) };
+        let [found, here] = [a, b].map(|d| {
+            let own = d.facts.iter().filter(|f| !(a.facts.contains(f) && b.facts.contains(f)));
+            let numerics = (a.numerics != b.numerics).then(|| d.numerics.clone());
+            let facts = numerics.into_iter().chain(own.map(|(k, v)| format!("{k} {v}")));
+            format!("{} with {}", d.name, facts.collect::<Vec<_>>().join(", "))
+        });
+        Err(ProfileError::Foreign { what: "device", found, here })
     }
 
     /// Fits the runs that are not held out, and measures the quality on the others.

@@ -199,31 +199,25 @@ impl<'a> TimedPlan<'a> {
         let (request, plan) = (&self.request, self.plan);
         let (kv, seq) = self.sequence()?;
         let reports = Rc::new(RefCell::new(Reports::default()));
-        reports.borrow_mut().reached = vec![0; self.devices.len()];
         let mut machine = Machine::new(request.devices.len(), Shares(self));
         let mut jobs = Jobs::new(policy, plan.critical_device());
         let mut lanes = Vec::new();
-        for (index, &device) in self.devices.iter().enumerate() {
-            let costs = request.cost.queue(device, &self.devices, plan.sync);
-            let blocks = plan.sync == SyncMode::Blocking;
+        let mut open = |device: usize, costs: QueueCosts| {
+            let (index, blocks) = (lanes.len(), plan.sync == SyncMode::Blocking);
             let lane = Lane { index, costs, blocks, reports: reports.clone() };
             lanes.push(machine.open(device, costs.lane, None, lane));
+            reports.borrow_mut().reached.push(0);
+        };
+        for &device in &self.devices {
+            open(device, request.cost.queue(device, &self.devices, plan.sync));
             let caps = &request.devices[device].caps;
             jobs.add_queue(caps.queue_depth, caps.queue_waits);
         }
         // The queues that load experts, as the engine has them behind the devices' own.
         for _ in &self.program.caches {
-            let index = lanes.len();
             let host = self.program.experts.first().map_or(0, |of| self.devices[of.rest.device]);
-            let costs = QueueCosts {
-                lane: request.cost.queue(host, &self.devices, plan.sync).lane,
-                submits_waits: true,
-                ..QueueCosts::default()
-            };
-            let blocks = plan.sync == SyncMode::Blocking;
-            let lane = Lane { index, costs, blocks, reports: reports.clone() };
-            lanes.push(machine.open(host, costs.lane, None, lane));
-            reports.borrow_mut().reached.push(0);
+            let lane = request.cost.queue(host, &self.devices, plan.sync).lane;
+            open(host, QueueCosts { lane, submits_waits: true, ..QueueCosts::default() });
             jobs.add_queue(LOADER_DEPTH, false);
         }
         Ok(TimedRun {
