@@ -2,11 +2,14 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use troika_device::{Caps, SpaceId};
-use troika_graph::{ActivationFormat, DType, ProductForm, Subgraph, form_products};
-use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
-use troika_model::spec::{Key, ModelSpec, WeightRole, weight_requirements};
-use troika_model::{families, presets};
+mod common;
+
+use std::sync::Arc;
+
+use troika_graph::{ActivationFormat, ProductForm, Subgraph, form_products};
+use troika_model::families;
+use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::spec::{ModelSpec, WeightRole};
 use troika_plan::{ModelId, PlanDevice, PlanRequest, SyncMode, make};
 use troika_solve::{
     Apart, CostModel, Forms, PairSample, PricedRun, Profile, ProfileError, ProfileSubject,
@@ -18,47 +21,17 @@ use troika_time::RunWork;
 const PARTS: Apart<'_> = Apart { experts: true, products: false, forms: &[] };
 
 fn spec() -> ModelSpec {
-    let mut spec = families::from_config(&presets::config("qwen3-0.6b").unwrap()).unwrap().spec;
-    spec.layers.truncate(2);
-    spec
+    common::spec("qwen3-0.6b", 2)
 }
 
-fn lowered(spec: &ModelSpec) -> Lowered {
-    let shapes: std::collections::HashMap<Key, WeightShape> = weight_requirements(spec)
-        .map(|r| {
-            let dtype = if r.rows > 1 { DType::Q8_0 } else { DType::F32 };
-            (r.key, WeightShape { rows: r.rows, cols: r.cols, dtype })
-        })
-        .collect();
-    let options = LowerOptions { max_rows: 512, max_kv: 2048, kv_dtype: DType::F16 };
-    lower(spec, &|key| shapes.get(&key).copied(), options).unwrap()
+fn lowered(spec: &ModelSpec) -> Arc<Lowered> {
+    common::lowered(spec, 512, 2048)
 }
 
 fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
-    let caps = Caps {
-        static_shapes: !row_buckets.is_empty(),
-        row_buckets: row_buckets.to_vec(),
-        spaces: vec![SpaceId::HOST],
-        numerics: "f32".into(),
-        max_binding_bytes: None,
-        weight_dtypes: vec![DType::Q8_0],
-        weight_bytes: Vec::new(),
-        activation_formats: vec![ActivationFormat::INT8],
-        max_graph_bytes: None,
-        max_graphs: None,
-        max_resident_bytes: None,
-        queue_depth: 8,
-        queue_waits: true,
-        host_tasks: false,
-        strided_rows: true,
-        top_k: 0,
-        offset_alignment: 1,
-        bakes_weights: false,
-        forms: Vec::new(),
-        code_weights: None,
-        facts: vec![("cores".into(), "2".into())],
-    };
-    PlanDevice { name: name.into(), caps }
+    let mut device = common::device(name, row_buckets);
+    device.caps.facts = vec![("cores".into(), "2".into())];
+    device
 }
 
 fn subject(spec: &ModelSpec, devices: &[PlanDevice]) -> ProfileSubject {
@@ -84,8 +57,25 @@ fn truth(device: usize, work: &RunWork) -> f64 {
     (2000.0 + read + multiply + rest + attention) * noise
 }
 
+/// A run of a profiled graph's first layer behind no cached positions.
+fn sample(device: usize, graph: &ProfiledGraph, rows: usize, ns: f64) -> RunSample {
+    RunSample {
+        device,
+        graph: graph.name.clone(),
+        segment: graph.kind,
+        part: graph.part,
+        share: graph.share,
+        work: RunWork::of(&graph.layers[0], rows, 0),
+        rows,
+        cached: 0,
+        held_out: graph.held_out(),
+        ns: Spread::of(&[ns]),
+        visits: 1,
+    }
+}
+
 /// A profile of two devices; the second has static shapes if `buckets` is not empty.
-fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
+fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Arc<Lowered>) {
     let spec = spec();
     let lowered = lowered(&spec);
     let devices = vec![device("a", &[]), device("b", buckets)];
@@ -110,19 +100,9 @@ fn measured(buckets: &[usize]) -> (Profile, Vec<PlanDevice>, Lowered) {
                 let cached: &[usize] = if one.states.is_empty() { &[0] } else { &[0, 600, 1024] };
                 for &cached in cached {
                     let work = RunWork::of(one, room, cached);
-                    profile.runs.push(RunSample {
-                        device: d,
-                        graph: graph.name.clone(),
-                        segment: graph.kind,
-                        part: graph.part,
-                        share: graph.share,
-                        work,
-                        rows,
-                        cached,
-                        held_out: held_out || graph.held_out() || cached == 600,
-                        ns: Spread::of(&[truth(d, &work)]),
-                        visits: 1,
-                    });
+                    let held_out = held_out || graph.held_out() || cached == 600;
+                    let run = sample(d, &graph, rows, truth(d, &work));
+                    profile.runs.push(RunSample { work, cached, held_out, ..run });
                 }
             }
         }
@@ -156,18 +136,13 @@ fn chunks_are_as_long_as_was_measured_to_be_fast() {
             let ns = run.rows as f64 * each * (1.0 + run.device as f64);
             run.ns = Spread::of(&[ns]);
         }
-        profile.chunk_length()
+        profile
     };
     // The second device is compiled for numbers of rows: it is the NPU, though the first is faster.
-    assert_eq!([with(1.02), with(1.04)], [Some((1, 512)), Some((1, 512))]);
+    assert_eq!([1.02, 1.04].map(|slower| with(slower).chunk_length()), [Some((1, 512)); 2]);
     let own = |slower: f64| {
-        let mut profile = profile.clone();
+        let mut profile = with(slower);
         profile.subject.devices[1].row_buckets.clear();
-        for run in profile.runs.iter_mut().filter(|r| r.share == 64) {
-            let each = if run.rows < 256 { slower } else { 1.0 };
-            let ns = run.rows as f64 * each * (1.0 + run.device as f64);
-            run.ns = Spread::of(&[ns]);
-        }
         (profile.chunk_length(), profile.own_chunk_length(0))
     };
     assert_eq!(own(1.02), (Some((0, 64)), Some(64)));
@@ -357,19 +332,8 @@ fn parts_of_shared_experts_have_measurements_of_their_own() {
         // The second device was not measured with groups.
         for device in 0..if graph.part == SegmentPart::Group { 1 } else { 2 } {
             let slower = if graph.part == SegmentPart::Group { 3.0 } else { 1.0 };
-            profile.runs.push(RunSample {
-                device,
-                graph: graph.name.clone(),
-                segment: graph.kind,
-                part: graph.part,
-                share: graph.share,
-                work,
-                rows,
-                cached: 0,
-                held_out: false,
-                ns: Spread::of(&[slower * work.room * work.products * 1e-3]),
-                visits: 1,
-            });
+            let run = sample(device, graph, rows, slower * work.room * work.products * 1e-3);
+            profile.runs.push(RunSample { held_out: false, ..run });
         }
     }
     profile.fit();
@@ -419,19 +383,8 @@ fn products_have_the_form_that_was_measured_to_gain() {
                     Some((_, Some(_))) => 0.97,
                     _ => 1.0,
                 };
-                profile.runs.push(RunSample {
-                    device,
-                    graph: graph.name.clone(),
-                    segment: graph.kind,
-                    part: graph.part,
-                    share: graph.share,
-                    work,
-                    rows,
-                    cached: 0,
-                    held_out: graph.held_out(),
-                    ns: Spread::of(&[gain * work.room * work.products * 1e-3]),
-                    visits: 1,
-                });
+                let ns = gain * work.room * work.products * 1e-3;
+                profile.runs.push(sample(device, graph, rows, ns));
             }
         }
     }
@@ -451,32 +404,13 @@ fn products_have_the_form_that_was_measured_to_gain() {
     }
     // A segment takes less by what its products gain.
     let ffn = &lowered.segments.iter().find(|s| s.kind == SegmentKind::Ffn).unwrap().graph;
-    let ns = |graph: &Subgraph| {
-        cost.run_ns(&PricedRun {
-            device: 0,
-            kind: SegmentKind::Ffn,
-            graph,
-            rows: 64,
-            room: 64,
-            cached: 0,
-        })
-    };
-    let of = |form| ns(&form_products(ffn, |name| WeightRole::of(name).and(form)));
+    fn run(graph: &Subgraph) -> PricedRun<'_> {
+        PricedRun { device: 0, kind: SegmentKind::Ffn, graph, rows: 64, room: 64, cached: 0 }
+    }
+    let of = |form| cost.run_ns(&run(&form_products(ffn, |name| WeightRole::of(name).and(form))));
     let (plain, grouped) = (of(None), of(Some(ProductForm::Groups(32))));
     let gain = (0.5 * 2.0 + 0.03) / 3.0;
     assert!((grouped / plain - (1.0 - gain)).abs() < 0.01, "{grouped} of {plain}");
     assert_eq!(of(Some(ProductForm::Groups(8))), f64::INFINITY, "not measured");
-    assert!(
-        cost.formed_ns(
-            &PricedRun {
-                device: 0,
-                kind: SegmentKind::Ffn,
-                graph: ffn,
-                rows: 64,
-                room: 64,
-                cached: 0
-            },
-            &devices[0].caps.forms
-        ) < grouped
-    );
+    assert!(cost.formed_ns(&run(ffn), &devices[0].caps.forms) < grouped);
 }

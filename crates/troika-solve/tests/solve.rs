@@ -2,14 +2,16 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{device, spec};
 use proptest::prelude::*;
-use troika_device::{Caps, CodeWeights};
-use troika_graph::{ActivationFormat, DType, Op, Subgraph, WeightDecl};
-use troika_model::lower::{LowerOptions, Lowered, SegmentKind, WeightShape, lower};
-use troika_model::spec::{Key, ModelSpec, weight_requirements};
-use troika_model::{families, presets};
+use troika_device::CodeWeights;
+use troika_graph::{DType, Op, Subgraph, WeightDecl};
+use troika_model::lower::{Lowered, SegmentKind};
+use troika_model::spec::ModelSpec;
 use troika_plan::{
     Goal, Phase, PlanDevice, PlanError, PlanRequest, Predicted, Refusal, Split, SyncMode,
 };
@@ -19,35 +21,13 @@ use troika_solve::{
 };
 use troika_time::TaskCost;
 
-fn spec(preset: &str, layers: usize) -> ModelSpec {
-    let mut spec = families::from_config(&presets::config(preset).unwrap()).unwrap().spec;
-    spec.layers.truncate(layers);
-    spec
-}
-
 fn lowered(spec: &ModelSpec, chunk: usize) -> Arc<Lowered> {
-    let shapes: std::collections::HashMap<Key, WeightShape> = weight_requirements(spec)
-        .map(|r| {
-            let dtype = if r.rows > 1 { DType::Q8_0 } else { DType::F32 };
-            (r.key, WeightShape { rows: r.rows, cols: r.cols, dtype })
-        })
-        .collect();
-    let options = LowerOptions { max_rows: chunk, max_kv: 1024, kv_dtype: DType::F16 };
-    Arc::new(lower(spec, &|key| shapes.get(&key).copied(), options).unwrap())
+    common::lowered(spec, chunk, 1024)
 }
 
-fn device(name: &str, row_buckets: &[usize]) -> PlanDevice {
-    let caps = Caps {
-        static_shapes: !row_buckets.is_empty(),
-        row_buckets: row_buckets.to_vec(),
-        numerics: "f32".into(),
-        weight_dtypes: vec![DType::Q8_0],
-        activation_formats: vec![ActivationFormat::INT8],
-        queue_depth: 8,
-        host_tasks: false,
-        ..Caps::default()
-    };
-    PlanDevice { name: name.into(), caps }
+/// A plan of full context in chunks of so many rows.
+fn base(chunk: usize) -> PlanRequest {
+    PlanRequest { context: Some(1024), chunk, ..PlanRequest::default() }
 }
 
 /// Multiplications per row of a graph.
@@ -114,20 +94,30 @@ fn solved(
     (devices, costs): (&[PlanDevice], &Costs),
     (goal, refusals): (Goal, &[Refusal]),
 ) -> Result<Solved, PlanError> {
-    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-    solve(&SolveRequest {
+    let base = base(256);
+    let request = request((spec, lowered), (devices, costs), &base);
+    solve(&SolveRequest { refusals, goal, ..request })
+}
+
+/// A request for the time to the first token of a prompt of 200.
+fn request<'a>(
+    (spec, lowered): (&'a ModelSpec, &'a Arc<Lowered>),
+    (devices, cost): (&'a [PlanDevice], &'a dyn CostModel),
+    base: &'a PlanRequest,
+) -> SolveRequest<'a> {
+    SolveRequest {
         spec,
         lowered,
         devices,
-        cost: costs,
-        refusals,
-        goal,
-        base: &base,
+        cost,
+        refusals: &[],
+        goal: Goal::Ttft,
+        base,
         prompt: 200,
         generate: 16,
         lengths: &[],
         candidates: &[],
-    })
+    }
 }
 
 fn speed() -> impl Strategy<Value = Speed> {
@@ -190,8 +180,7 @@ proptest! {
             if refuses && i == 0 {
                 continue;
             }
-            let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-            let one = troika_plan::make(&spec, std::slice::from_ref(d), &base).unwrap();
+            let one = troika_plan::make(&spec, std::slice::from_ref(d), &base(256)).unwrap();
             let alone = predict(&request, &one).unwrap().score(goal);
             prop_assert!(score <= alone, "{score} on all, {alone} on {}", d.name);
             let most = predict(&request, &one).unwrap().total_bytes * 102 / 100;
@@ -262,21 +251,9 @@ fn rests_go_to_devices_without_static_shapes() {
     let npu = Speed { multiply: 1e-4, read: 1e-3, launch: 1000.0 };
     let gpu = Speed { multiply: 1e-3, read: 1e-3, launch: 1000.0 };
     let costs = Costs { speeds: vec![npu, gpu], hand_over: 5000.0, beside: 1.0, watts: None };
-    let base = PlanRequest { context: Some(1024), chunk: 512, ..PlanRequest::default() };
-    let request = SolveRequest {
-        spec: &spec,
-        lowered: &lowered,
-        devices: &devices,
-        cost: &costs,
-        refusals: &[],
-        goal: Goal::Ttft,
-        base: &base,
-        prompt: 262,
-        generate: 16,
-        lengths: &[],
-        candidates: &[],
-    };
-    let plan = solve(&request).unwrap().plan;
+    let base = base(512);
+    let request = request((&spec, &lowered), (&devices, &costs), &base);
+    let plan = solve(&SolveRequest { prompt: 262, ..request }).unwrap().plan;
     let ffn = plan.rule_for(Phase::Prefill, 262, SegmentKind::Ffn, Some(0)).unwrap();
     let Some(Split::Rows { .. } | Split::Hybrid { .. }) = &ffn.split else {
         panic!("{ffn:?}");
@@ -367,20 +344,9 @@ fn stages_of_a_segment_are_placed_apart() {
     let spec = spec("qwen3-0.6b", 8);
     let lowered = lowered(&spec, 256);
     let devices = [device("a", &[]), device("b", &[])];
-    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-    let request = SolveRequest {
-        spec: &spec,
-        lowered: &lowered,
-        devices: &devices,
-        cost: &LongSums,
-        refusals: &[],
-        goal: Goal::Ttft,
-        base: &base,
-        prompt: 256,
-        generate: 16,
-        lengths: &[],
-        candidates: &[],
-    };
+    let base = base(256);
+    let request = request((&spec, &lowered), (&devices, &LongSums), &base);
+    let request = SolveRequest { prompt: 256, ..request };
     let found = solve(&request).unwrap();
     let ffn = found.plan.rule_for(Phase::Prefill, 256, SegmentKind::Ffn, Some(0)).unwrap();
     let Some(Split::Stages { stages }) = &ffn.split else { panic!("{ffn:?}") };
@@ -458,8 +424,7 @@ fn weights_of_layers_in_ranges_are_counted_once() {
     let spec = spec("qwen3-0.6b", 8);
     let lowered = lowered(&spec, 256);
     let devices = [device("a", &[]), device("b", &[])];
-    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
-    let one = troika_plan::make(&spec, &devices, &base).unwrap();
+    let one = troika_plan::make(&spec, &devices, &base(256)).unwrap();
     let whole = one.prefill.rules[0].clone();
     let layers = |first, last| Some(troika_plan::Layers { first, last, step: 1 });
     let share = |device: &str| troika_plan::Share { device: device.into(), share: 1 };
@@ -516,9 +481,8 @@ fn no_split_leaves_a_device_nothing() {
 fn weights_are_counted_as_a_device_holds_them() {
     let spec = spec("llama-3.2-1b", 2);
     let lowered = lowered(&spec, 256);
-    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
     let mut devices = [device("a", &[])];
-    let plan = troika_plan::make(&spec, &devices, &base).unwrap();
+    let plan = troika_plan::make(&spec, &devices, &base(256)).unwrap();
     let usual = held_weights(&plan, &lowered, &devices).unwrap()[0].clone();
     assert!(usual.held > 0 && usual.held == usual.stored);
     let twice = |d: &DType| (*d, 2 * d.row_bytes(256).unwrap() as u64);
@@ -535,7 +499,7 @@ fn feed_forwards_stay_where_memory_is_short() {
     let spec = spec("llama-3.2-1b", 16);
     let lowered = lowered(&spec, 256);
     let strategy = troika_plan::Strategy::PrefillDecode;
-    let base = PlanRequest { context: Some(1024), chunk: 256, strategy, ..PlanRequest::default() };
+    let base = PlanRequest { strategy, ..base(256) };
     let made = |limit: Option<u64>, attention_first: bool, code: Option<CodeWeights>| {
         let mut devices = [device("a", &[1, 64, 256]), device("b", &[])];
         devices[0].caps.max_resident_bytes = limit;
@@ -596,7 +560,7 @@ fn feed_forwards_stay_where_memory_is_short() {
 fn whole_layers_stay_where_memory_is_short() {
     let spec = spec("llama-3.2-1b", 16);
     let lowered = lowered(&spec, 256);
-    let base = PlanRequest { context: Some(1024), chunk: 256, ..PlanRequest::default() };
+    let base = base(256);
     let mut devices = [device("a", &[]), device("b", &[])];
     let made = |devices: &[PlanDevice]| {
         make_within_memory(&MakeRequest {
