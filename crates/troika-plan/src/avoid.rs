@@ -1,5 +1,7 @@
 //! Changes plans around ops that devices refuse.
 
+use std::collections::BTreeSet;
+
 use crate::error::PlanError;
 use crate::plan::{Plan, RefusedOps, Rule, Split};
 use crate::refusal::{EXPERT_GROUP, Refusal};
@@ -108,20 +110,14 @@ impl Rule {
 
 /// One sentence for each device: the ops it refuses, why, and which device computes them.
 pub fn describe_refusals(plan: &Plan, refusals: &[&Refusal]) -> Vec<String> {
-    let mut devices: Vec<&str> = refusals.iter().map(|r| r.device.as_str()).collect();
-    devices.sort_unstable();
-    devices.dedup();
+    let devices: BTreeSet<&str> = refusals.iter().map(|r| r.device.as_str()).collect();
     let describe = |device: &str| {
         let of_device = refusals.iter().filter(|r| r.device == device);
-        let mut ops: Vec<&str> = of_device.clone().map(|r| r.op.as_str()).collect();
-        ops.sort_unstable();
-        ops.dedup();
+        let ops: BTreeSet<&str> = of_device.clone().map(|r| r.op.as_str()).collect();
         let why = of_device.clone().next().map_or("", |r| r.why.as_str());
         let by = plan.all_rules().flat_map(|rule| &rule.refused).filter(|r| r.device == device);
-        let mut by: Vec<&str> = by.map(|r| r.by.as_str()).collect();
-        by.sort_unstable();
-        by.dedup();
-        let (ops, by) = (ops.join(", "), by.join(", "));
+        let by: BTreeSet<&str> = by.map(|r| r.by.as_str()).collect();
+        let [ops, by] = [ops, by].map(|names| Vec::from_iter(names).join(", "));
         format!("device {device} does not take {ops} ({why}): the plan has {by} compute them")
     };
     devices.into_iter().map(describe).collect()

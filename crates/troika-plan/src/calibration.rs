@@ -115,7 +115,7 @@ impl Calibration {
             layer.outliers += counts.iter().copied().map(f64::from).sum::<f64>();
             layer.most = layer.most.max(hot_share(counts).unwrap_or(0.0));
         }
-        layers.sort_by_key(|l| l.number());
+        layers.sort_by_key(|l| (number(&l.layer).unwrap_or(usize::MAX), l.layer.clone()));
         OutlierSummary {
             layers,
             products: counted.len(),
@@ -237,13 +237,6 @@ pub struct LayerOutliers {
     /// The share of a product's columns that have 80 % of its outliers, in the product where it is
     /// largest.
     pub most: f64,
-}
-
-impl LayerOutliers {
-    /// The layer's number, for the order of layers.
-    fn number(&self) -> (usize, String) {
-        (number(&self.layer).unwrap_or(usize::MAX), self.layer.clone())
-    }
 }
 
 /// The number in a name.

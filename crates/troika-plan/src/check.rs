@@ -1,5 +1,7 @@
 //! Checks a plan against the model and the available devices.
 
+use std::collections::BTreeSet;
+
 use troika_graph::{ActivationFormat, DType, Op};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
@@ -135,20 +137,28 @@ impl Plan {
     /// # Errors
     /// A rule with row buckets for devices without static shapes.
     pub fn check_shapes(&self, is_static: &dyn Fn(&str) -> bool) -> Result<(), PlanError> {
-        for ((phase, list), rules) in self.all_lists() {
-            for (i, rule) in rules.iter().enumerate() {
-                if rule.row_buckets.is_some() && !rule.devices().any(is_static) {
-                    let mut names: Vec<&str> = rule.devices().collect();
-                    names.sort_unstable();
-                    names.dedup();
-                    let take = if names.len() == 1 { "takes" } else { "take" };
-                    let why = format!(
-                        "has row buckets, but {} {take} any number of rows; leave them out",
-                        names.join(" and ")
-                    );
-                    let phase = place(phase, list, self);
-                    return Err(PlanError::Rule { phase, number: i + 1, why });
-                }
+        self.check_each(|rule, _, _| {
+            if rule.row_buckets.is_none() || rule.devices().any(is_static) {
+                return Ok(());
+            }
+            let names: BTreeSet<&str> = rule.devices().collect();
+            let take = if names.len() == 1 { "takes" } else { "take" };
+            let names = Vec::from_iter(names).join(" and ");
+            Err(format!("has row buckets, but {names} {take} any number of rows; leave them out"))
+        })
+    }
+
+    /// Checks each rule of both phases, of chunks of up to so many rows.
+    pub(crate) fn check_each(
+        &self,
+        check: impl Fn(&Rule, Phase, usize) -> Result<(), String>,
+    ) -> Result<(), PlanError> {
+        for ((phase, up_to), rules) in self.all_lists() {
+            for (number, rule) in (1..).zip(rules) {
+                check(rule, phase, up_to).map_err(|why| {
+                    let phase = place(phase, up_to, self);
+                    PlanError::Rule { phase, number, why }
+                })?;
             }
         }
         Ok(())
@@ -275,12 +285,8 @@ fn check_split(rule: &Rule) -> Result<(), String> {
         }
     }
     if let Split::Rows { rest, .. } = split {
-        let same = *rest == rule.device;
-        return if same {
-            Err("leaves the rest of the rows to the same device".into())
-        } else {
-            Ok(())
-        };
+        let same = || "leaves the rest of the rows to the same device".to_string();
+        return if *rest == rule.device { Err(same()) } else { Ok(()) };
     }
     let own = matches!(split, Split::Columns { .. }).then_some(rule.device.as_str());
     check_parts(split.parts(), own)
@@ -386,9 +392,6 @@ fn check_buckets(rule: &Rule) -> Result<(), String> {
 }
 
 fn range(what: &'static str, got: usize, low: usize, high: usize) -> Result<(), PlanError> {
-    if (low..=high).contains(&got) {
-        Ok(())
-    } else {
-        Err(PlanError::Range { what, got, low, high })
-    }
+    let fits = (low..=high).contains(&got);
+    if fits { Ok(()) } else { Err(PlanError::Range { what, got, low, high }) }
 }

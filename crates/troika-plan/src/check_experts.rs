@@ -3,10 +3,10 @@
 use troika_model::lower::SegmentKind;
 use troika_model::spec::ModelSpec;
 
-use crate::check::{MAX_LENGTH, check_parts, place};
+use crate::check::{MAX_LENGTH, check_parts};
 use crate::error::PlanError;
 use crate::experts::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow};
-use crate::plan::{Phase, Plan, Rule};
+use crate::plan::{Phase, Plan, Rule, Split};
 
 impl Plan {
     /// Checks the rules that share experts out.
@@ -16,17 +16,10 @@ impl Plan {
                 return Err(PlanError::ExpertCache(cache.device.clone()));
             }
         }
-        for ((phase, up_to), rules) in self.all_lists() {
-            for (i, rule) in rules.iter().enumerate() {
-                let Some(split) = rule.experts() else { continue };
-                let checked = self.check_rule(rule, phase, spec).and_then(|()| check(split, up_to));
-                if let Err(why) = checked {
-                    let phase = place(phase, up_to, self);
-                    return Err(PlanError::Rule { phase, number: i + 1, why });
-                }
-            }
-        }
-        Ok(())
+        self.check_each(|rule, phase, up_to| {
+            let Some(split) = rule.experts() else { return Ok(()) };
+            self.check_rule(rule, phase, spec).and_then(|()| check(split, up_to))
+        })
     }
 
     /// Checks that a rule is about experts only, and about such that the model has.
@@ -74,22 +67,13 @@ impl Plan {
     /// # Errors
     /// A rule that has another device do so.
     pub fn check_hosts(&self, runs_functions: &dyn Fn(&str) -> bool) -> Result<(), PlanError> {
-        for ((phase, up_to), rules) in self.all_lists() {
-            let refused = |r: &Rule| r.experts().is_some() && !runs_functions(&r.device);
-            if let Some(i) = rules.iter().position(refused) {
-                let why = format!(
-                    "has device {} share experts out, which runs no functions of the host; name a \
-                     CPU, and this device for groups",
-                    rules[i].device
-                );
-                return Err(PlanError::Rule {
-                    phase: place(phase, up_to, self),
-                    number: i + 1,
-                    why,
-                });
-            }
-        }
-        Ok(())
+        self.check_each(|Rule { device, split, .. }, _, _| match split {
+            Some(Split::Experts(_)) if !runs_functions(device) => Err(format!(
+                "has device {device} share experts out, which runs no functions of the host; name \
+                 a CPU, and this device for groups"
+            )),
+            _ => Ok(()),
+        })
     }
 }
 

@@ -76,13 +76,6 @@ impl Default for PlanRequest {
     }
 }
 
-impl PlanRequest {
-    /// Whether products of devices that have halves take them.
-    fn halves(&self) -> bool {
-        self.calibrated.as_ref().is_some_and(|c| c.format.is_halves())
-    }
-}
-
 /// Chunks in flight where several devices share the work.
 const CHUNKS_IN_FLIGHT: usize = 4;
 /// Rows of chunks in flight that go through the model layer by layer: enough to fill the buffers of
@@ -137,7 +130,7 @@ pub fn make(
     let placed = |phase| request.strategy.rules(spec, devices, phase, chunk);
     let (rules, expert_caches) = match request.strategy {
         Strategy::Experts(policy) => {
-            let halves = request.halves();
+            let halves = request.calibrated.as_ref().is_some_and(|c| c.format.is_halves());
             let settings = &request.experts;
             let chunks = if settings.gathers() { in_flight(request, chunk, true) } else { 1 };
             let gathered = chunks.saturating_mul(chunk);
@@ -247,12 +240,9 @@ fn filled(
             rule.row_buckets.clone_from(&request.row_buckets);
         }
         // Those of a calibration stand there already.
-        let others = match &request.activations {
-            Some(list) => list.clone(),
-            None => gained_by_all(rule, devices),
-        };
         if rule.activations.is_empty() {
-            rule.activations = others;
+            let gained = || gained_by_all(rule, devices);
+            rule.activations = request.activations.clone().unwrap_or_else(gained);
         }
     }
     PlannedRules { prefill, lengths, decode }

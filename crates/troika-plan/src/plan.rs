@@ -277,9 +277,7 @@ impl Split {
             _ => &[],
         }
     }
-}
 
-impl Split {
     /// The names of its devices.
     pub fn devices(&self) -> Vec<&str> {
         match self {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use troika_device::{Caps, CodeWeights, SpaceId};
+use troika_device::{Caps, CodeWeights};
 use troika_graph::{ActivationFormat, CalibrationTensor};
 use troika_model::lower::{SegmentKind, segments};
 use troika_model::spec::ModelSpec;
@@ -19,27 +19,13 @@ fn spec() -> ModelSpec {
 
 fn device(name: &str, is_host: bool) -> PlanDevice {
     let caps = Caps {
-        static_shapes: false,
         row_buckets: if is_host { Vec::new() } else { vec![1, 16, 64, 256, 512] },
-        spaces: vec![SpaceId::HOST],
         numerics: "f32".into(),
-        max_binding_bytes: None,
-        weight_dtypes: Vec::new(),
-        weight_bytes: Vec::new(),
         activation_formats: if is_host { vec![ActivationFormat::INT8] } else { Vec::new() },
-        max_graph_bytes: None,
-        max_graphs: None,
-        max_resident_bytes: None,
         queue_depth: 8,
-        queue_waits: true,
         host_tasks: is_host,
-        strided_rows: true,
-        top_k: 0,
-        offset_alignment: 1,
-        bakes_weights: false,
-        forms: Vec::new(),
         code_weights: if is_host { None } else { Some(CodeWeights::floats(4)) },
-        facts: Vec::new(),
+        ..Caps::default()
     };
     PlanDevice { name: name.into(), caps }
 }

@@ -19,10 +19,7 @@ fn spec(preset: &str) -> ModelSpec {
 
 fn devices(count: usize) -> Vec<PlanDevice> {
     let caps = Caps {
-        static_shapes: false,
-        row_buckets: Vec::new(),
         numerics: "f32".into(),
-        weight_dtypes: Vec::new(),
         activation_formats: vec![ActivationFormat::INT8],
         queue_depth: 8,
         ..Caps::default()

@@ -25,13 +25,6 @@ pub enum Tiers {
 /// The multiples of [`Tiers::Quartile`].
 const MULTIPLES: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 
-impl Tiers {
-    /// Half the base capacity, all of it, twice and four times as much.
-    pub fn by_load() -> Tiers {
-        Tiers::Multiples(MULTIPLES.to_vec())
-    }
-}
-
 /// A capacity for at least `rows` rows.
 pub(crate) fn rounded(rows: f64) -> usize {
     (rows.ceil().max(1.0) as usize).min(1 << 32).next_multiple_of(MULTIPLE)
@@ -69,6 +62,11 @@ impl LayerLoad<'_> {
 }
 
 impl Tiers {
+    /// Half the base capacity, all of it, twice and four times as much.
+    pub fn by_load() -> Tiers {
+        Tiers::Multiples(MULTIPLES.to_vec())
+    }
+
     /// The capacity of each expert of a layer: never more than the busiest one needs, nor than a
     /// chunk has rows, each rounded up.
     pub fn capacities(&self, layer: &LayerLoad<'_>) -> Vec<usize> {
@@ -116,18 +114,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{LayerLoad, Tiers, rounded};
-    use crate::routing::ExpertUse;
-
-    fn used(counts: &[u32]) -> ExpertUse {
-        ExpertUse { layer: 0, counts: counts.iter().copied().map(f64::from).collect() }
-    }
+    use crate::routing::used_experts;
 
     /// PhiMoE in chunks of 256: two of 16 experts, the busiest one four times as busy as the mean.
     #[test]
     fn the_papers_example_comes_out() {
         let mut counts = [12; 16];
         counts[5] = 60;
-        let used = used(&counts);
+        let used = used_experts(0, &counts);
         let layer = LayerLoad { used: &used, top_k: 2, rows: 256 };
         assert_eq!((layer.base_rows(), used.imbalance()), (32.0, 4.0));
         assert_eq!(layer.busiest_rows(), 128);
@@ -146,7 +140,7 @@ mod tests {
 
     #[test]
     fn balanced_layers_have_one_tier() {
-        let used = used(&[7; 8]);
+        let used = used_experts(0, &[7; 8]);
         let layer = LayerLoad { used: &used, top_k: 2, rows: 256 };
         for tiers in [Tiers::Quartile, Tiers::by_load()] {
             assert_eq!(tiers.capacities(&layer), [64; 8]);
@@ -161,7 +155,7 @@ mod tests {
             rows in 1usize..2000,
             tiers in prop::sample::select(vec![Tiers::Quartile, Tiers::by_load(), Tiers::Chunk]),
         ) {
-            let (used, top_k) = (used(&counts), top_k.min(counts.len()));
+            let (used, top_k) = (used_experts(0, &counts), top_k.min(counts.len()));
             let layer = LayerLoad { used: &used, top_k, rows };
             let capacities = tiers.capacities(&layer);
             prop_assert_eq!(capacities.len(), counts.len());

@@ -151,15 +151,11 @@ mod tests {
 
     use super::*;
     use crate::expert_groups::capacity::Tiers;
-    use crate::routing::ExpertUse;
-
-    fn used(layer: usize, counts: &[u32]) -> ExpertUse {
-        ExpertUse { layer, counts: counts.iter().copied().map(f64::from).collect() }
-    }
+    use crate::routing::used_experts;
 
     #[test]
     fn hot_experts_are_with_hot_ones_and_cold_ones_in_no_group() {
-        let used = used(3, &[1, 90, 40, 0, 80, 45, 2, 70]);
+        let used = used_experts(3, &[1, 90, 40, 0, 80, 45, 2, 70]);
         let layer = LayerLoad { used: &used, top_k: 2, rows: 256 };
         let capacities = [16, 128, 64, 16, 128, 64, 16, 128];
         let groups = group(&layer, &capacities, 2, WorthALaunch::default());
@@ -217,7 +213,7 @@ mod tests {
             bytes in 0u64..400,
             graphs in 0usize..8,
         ) {
-            let used = used(0, &counts);
+            let used = used_experts(0, &counts);
             let layer = LayerLoad { used: &used, top_k: counts.len().min(4), rows };
             let capacities = Tiers::by_load().capacities(&layer);
             let groups = group(&layer, &capacities, size, WorthALaunch::ALWAYS);

@@ -77,10 +77,11 @@ pub fn median_overlap(offline: &[ExpertUse], seen: &[ExpertUse], k: usize) -> Op
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::{ExpertUse, median_overlap};
 
-    fn of(layer: usize, counts: &[u32]) -> ExpertUse {
+    /// A layer with these counts.
+    pub(crate) fn of(layer: usize, counts: &[u32]) -> ExpertUse {
         ExpertUse { layer, counts: counts.iter().copied().map(f64::from).collect() }
     }
 

@@ -11,6 +11,9 @@ mod predictor;
 mod trace;
 mod transitions;
 
+#[cfg(test)]
+pub(crate) use expert_use::tests::of as used_experts;
+
 pub use container::RoutingFileError;
 pub use expert_use::{ExpertUse, median_overlap};
 pub use predictor::{LayerPredictor, Prediction, PredictorSource, RoutingPredictor};

@@ -136,12 +136,9 @@ impl RoutingPredictor {
             let [bias, inner, outer] = layer.sizes().unwrap_or_default();
             let mut take = |count| numbers.by_ref().take(count).collect::<Vec<f32>>();
             (layer.bias, layer.inner, layer.outer) = (take(bias), take(inner), take(outer));
-            let all = layer.bias.iter().chain(&layer.inner).chain(&layer.outer);
-            let top_k = layer.top_k <= layer.experts;
-            if !top_k
-                || layer.experts > usize::from(u16::MAX)
-                || all.clone().any(|n| !n.is_finite())
-            {
+            let mut all = layer.bias.iter().chain(&layer.inner).chain(&layer.outer);
+            let counted = layer.top_k <= layer.experts && layer.experts <= usize::from(u16::MAX);
+            if !counted || !all.all(|n| n.is_finite()) {
                 let why = format!("layer {} has impossible numbers", layer.layer);
                 return Err(RoutingFileError::Damaged { what: FILE.what, why });
             }
