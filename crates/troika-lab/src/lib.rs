@@ -5,7 +5,6 @@
 mod ablation;
 mod error;
 mod hand_over;
-mod median;
 mod profile;
 mod reproduce;
 mod simulate;
@@ -14,7 +13,6 @@ mod subject;
 pub use ablation::{Ablation, StepTime};
 pub use error::LabError;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
-pub use median::median;
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, kept_profile, profile};
 pub use reproduce::{Report, reproduce_on, reproduced_ids};
 pub use simulate::{
@@ -22,3 +20,4 @@ pub use simulate::{
     WEIGHTS,
 };
 pub use subject::{Shape, Subject};
+pub use troika_plan::median;

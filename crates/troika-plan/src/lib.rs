@@ -21,6 +21,7 @@ mod identity;
 mod json;
 mod layers;
 mod make;
+mod median;
 mod plan;
 mod predicted;
 mod ratio;
@@ -47,6 +48,7 @@ pub use identity::{ModelId, PLAN_VERSION};
 pub use json::fault;
 pub use layers::LayerRun;
 pub use make::{PlanRequest, assemble, chunk_of, experts_left_out, in_flight, make, page_len};
+pub use median::median;
 pub use plan::{
     Decode, Layers, LengthRules, Phase, Plan, PlannedRules, Policy, Prefill, RefusedOps, Rule,
     Split, Stage, SyncMode,

@@ -1,6 +1,6 @@
 //! How often experts were chosen.
 
-use std::cmp::Reverse;
+use crate::median::median;
 
 /// How often each expert of a layer was chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,15 +65,7 @@ impl ExpertUse {
 /// Overlap@K of two texts, the median over layers; `None` without layers that both have.
 pub fn median_overlap(offline: &[ExpertUse], seen: &[ExpertUse], k: usize) -> Option<f64> {
     let other = |of: &ExpertUse| seen.iter().find(|other| other.layer == of.layer);
-    let mut all: Vec<f64> =
-        offline.iter().filter_map(|of| Some(of.overlap(other(of)?, k))).collect();
-    all.sort_by_key(|overlap| Reverse((overlap * 1e9) as u64));
-    let middle = all.len() / 2;
-    match all.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(all[middle]),
-        _ => Some(f64::midpoint(all[middle - 1], all[middle])),
-    }
+    median(offline.iter().filter_map(|of| Some(of.overlap(other(of)?, k))).collect())
 }
 
 #[cfg(test)]

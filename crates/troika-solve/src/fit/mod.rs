@@ -5,7 +5,7 @@ mod least_squares;
 
 use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;
-
+use troika_plan::median;
 use troika_time::{FittedTime, RunWork, TERMS};
 
 use crate::segment_part::{SegmentPart, is_whole};
@@ -73,21 +73,10 @@ pub(crate) fn fit(samples: &[(RunWork, f64)], stairs: bool) -> Option<(FittedTim
     let factor = |room: f64| {
         let here = samples.iter().filter(|(work, _)| work.room == room);
         let ratios = here.map(|(work, ns)| ns / time.sum(work)).collect();
-        (room, middle(ratios))
+        (room, median(ratios).unwrap_or(0.0))
     };
     time.factors = rows.into_iter().map(factor).collect();
     let errors = samples.iter().map(|(work, ns)| (time.ns(work) / ns - 1.0).abs());
-    let error = middle(errors.collect());
+    let error = median(errors.collect())?;
     Some((time, error))
-}
-
-/// The median; 0 of no values.
-pub(crate) fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    match n {
-        0 => 0.0,
-        _ if n % 2 == 1 => values[n / 2],
-        _ => (values[n / 2 - 1] + values[n / 2]) / 2.0,
-    }
 }

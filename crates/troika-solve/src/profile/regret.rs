@@ -2,9 +2,9 @@
 //! by the fits, relative to the best measured time.
 
 use troika_model::lower::SegmentKind;
+use troika_plan::median;
 
 use super::measured::{Profile, Regret, RunSample};
-use crate::fit::middle;
 use crate::segment_part::SegmentPart;
 
 impl Regret {
@@ -33,9 +33,9 @@ impl Regret {
         Regret {
             choices: lost.len(),
             worst: lost.iter().copied().fold(0.0, f64::max),
-            median: middle(lost),
+            median: median(lost).unwrap_or(0.0),
             runs: errors.len(),
-            error: middle(errors),
+            error: median(errors).unwrap_or(0.0),
         }
     }
 }
