@@ -35,7 +35,7 @@ impl Board {
         board.clock.meter(move || {
             let board = metered.upgrade()?;
             let now = board.usage();
-            Some((board.energy_j(&start, &now), board.soc.cpu_time(&start, &now)))
+            Some((board.soc.energy_j(&start, &now), board.soc.cpu_time(&start, &now)))
         });
         board
     }
@@ -53,11 +53,6 @@ impl Board {
     /// Its work so far.
     pub fn usage(self: &Arc<Board>) -> Usage {
         self.with(Machine::usage)
-    }
-
-    /// Joules from one time to a later one; `None` if the file has no power figures.
-    pub fn energy_j(&self, from: &Usage, to: &Usage) -> Option<f64> {
-        self.soc.energy_j(from, to)
     }
 
     /// Makes a processor, given by its index in the SoC, draw frames once its queue is opened.

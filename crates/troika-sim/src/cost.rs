@@ -16,7 +16,7 @@ pub(crate) struct Rates {
     /// 10^9 operations per second are one per nanosecond.
     peaks: PeakRates,
     /// Bytes per nanosecond.
-    bandwidth: f64,
+    pub bandwidth: f64,
     launch_ns: u64,
     tile: Tile,
     /// Costs of products besides their operations, if any.
@@ -81,11 +81,6 @@ impl Rates {
         self.need(0.0, bytes)
     }
 
-    /// The bandwidth.
-    pub fn bytes_per_ns(&self) -> f64 {
-        self.bandwidth
-    }
-
     /// Nanoseconds to move some bytes while other work waits.
     pub fn moving_ns(&self, bytes: u64) -> u64 {
         (bytes as f64 / self.bandwidth).ceil() as u64
@@ -93,7 +88,7 @@ impl Rates {
 
     fn need(&self, compute: f64, bytes: u64) -> TaskCost {
         let moving = bytes as f64 / self.bandwidth;
-        let ns = self.launched(compute.max(moving));
+        let ns = self.launch_ns.saturating_add(compute.max(moving).ceil() as u64);
         TaskCost { ns, bytes, streams: moving >= compute, tag: 0 }
     }
 
@@ -127,11 +122,6 @@ impl Rates {
                 (weights / rate + multiply).min(multiply.max(again))
             }
         }
-    }
-
-    /// Adds the launch and rounds up; saturates.
-    fn launched(&self, ns: f64) -> u64 {
-        self.launch_ns.saturating_add(ns.ceil() as u64)
     }
 }
 

@@ -60,6 +60,18 @@ impl<'a> Fields<'a> {
         all.ok_or_else(|| self.wrong(field, "must be a list of tables"))
     }
 
+    /// What a field should be, where its value is such.
+    fn found<T>(
+        &self,
+        field: &str,
+        value: &Value,
+        found: Option<T>,
+        must: impl Fn() -> String,
+    ) -> Result<T, SocError> {
+        let why = || format!("is {}; it must be {}", shown(value), must());
+        found.ok_or_else(|| self.wrong(field, why()))
+    }
+
     fn need(&mut self, field: &'static str, what: &str) -> Result<&'a Value, SocError> {
         let value = self.get(field);
         value.ok_or_else(|| self.wrong(field, format!("is missing; it is {what}")))
@@ -68,9 +80,7 @@ impl<'a> Fields<'a> {
     /// A string.
     pub fn text(&mut self, field: &'static str, what: &str) -> Result<&'a str, SocError> {
         let value = self.need(field, what)?;
-        value
-            .as_str()
-            .ok_or_else(|| self.wrong(field, format!("is {}; it must be {what}", shown(value))))
+        self.found(field, value, value.as_str(), || what.into())
     }
 
     /// One of some words; `None` if the field is missing.
@@ -81,13 +91,7 @@ impl<'a> Fields<'a> {
     ) -> Result<Option<usize>, SocError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let found = value.as_str().and_then(|v| words.iter().position(|w| *w == v));
-        let refuse = || {
-            self.wrong(
-                field,
-                format!("is {}; it must be one of {}", shown(value), words.join(", ")),
-            )
-        };
-        found.map(Some).ok_or_else(refuse)
+        self.found(field, value, found, || format!("one of {}", words.join(", "))).map(Some)
     }
 
     /// A rate above 0.
@@ -101,23 +105,24 @@ impl<'a> Fields<'a> {
         let value = plain(value);
         let rate = number(value).filter(|n| FIGURES.contains(n));
         let (least, most) = (FIGURES.start(), FIGURES.end());
-        let why = || format!("is {}; it must be a number from {least} to {most:e}", shown(value));
-        rate.ok_or_else(|| self.wrong(field, why()))
+        self.found(field, value, rate, || format!("a number from {least} to {most:e}"))
     }
 
     /// An optional rate.
     pub fn maybe_rate(&mut self, field: &'static str) -> Result<Option<f64>, SocError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        self.rate_of(field, value).map(Some)
+        self.get(field).map(|value| self.rate_of(field, value)).transpose()
     }
 
     /// An optional figure of 0 or more; 0 if missing.
     pub fn maybe_figure(&mut self, field: &'static str) -> Result<f64, SocError> {
-        let Some(value) = self.get(field) else { return Ok(0.0) };
+        self.get(field).map_or(Ok(0.0), |value| self.figure_of(field, value, "a number"))
+    }
+
+    /// A figure of 0 or more; `what` is a number of something.
+    fn figure_of(&self, field: &str, value: &Value, what: &str) -> Result<f64, SocError> {
         let most = FIGURES.end();
         let figure = number(value).filter(|n| (0.0..=*most).contains(n));
-        let why = || format!("is {}; it must be a number from 0 to {most:e}", shown(value));
-        figure.ok_or_else(|| self.wrong(field, why()))
+        self.found(field, value, figure, || format!("{what} from 0 to {most:e}"))
     }
 
     /// Microseconds, 0 or more, converted to nanoseconds.
@@ -132,18 +137,13 @@ impl<'a> Fields<'a> {
     }
 
     fn micros_of(&self, field: &str, value: &Value) -> Result<u64, SocError> {
-        let micros = number(value).filter(|n| (0.0..=*FIGURES.end()).contains(n));
-        let most = FIGURES.end();
-        let why = || {
-            format!("is {}; it must be a number of microseconds from 0 to {most:e}", shown(value))
-        };
-        Ok((micros.ok_or_else(|| self.wrong(field, why()))? * 1e3).round() as u64)
+        let micros = self.figure_of(field, value, "a number of microseconds")?;
+        Ok((micros * 1e3).round() as u64)
     }
 
     /// An optional count above 0.
     pub fn maybe_count(&mut self, field: &'static str) -> Result<Option<u64>, SocError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        Ok(Some(self.count_of(field, value)?))
+        self.get(field).map(|value| self.count_of(field, value)).transpose()
     }
 
     fn count_of(&self, field: &str, value: &Value) -> Result<u64, SocError> {
@@ -155,25 +155,29 @@ impl<'a> Fields<'a> {
 
     /// Counts above 0; `None` if the field is missing.
     pub fn counts(&mut self, field: &'static str) -> Result<Option<Vec<u64>>, SocError> {
+        self.list(field, Fields::count_of)
+    }
+
+    fn list<T>(
+        &mut self,
+        field: &'static str,
+        of: fn(&Fields<'a>, &str, &Value) -> Result<T, SocError>,
+    ) -> Result<Option<Vec<T>>, SocError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let list =
             value.as_array().ok_or_else(|| self.wrong(field, "must be a list of numbers"))?;
-        list.iter().map(|n| self.count_of(field, n)).collect::<Result<_, _>>().map(Some)
+        list.iter().map(|n| of(self, field, n)).collect::<Result<_, _>>().map(Some)
     }
 
     /// Rates above 0; `None` if the field is missing.
     pub fn rates(&mut self, field: &'static str) -> Result<Option<Vec<f64>>, SocError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        let list =
-            value.as_array().ok_or_else(|| self.wrong(field, "must be a list of numbers"))?;
-        list.iter().map(|n| self.rate_of(field, n)).collect::<Result<_, _>>().map(Some)
+        self.list(field, Fields::rate_of)
     }
 
     /// A boolean; `None` if the field is missing.
     pub fn flag(&mut self, field: &'static str) -> Result<Option<bool>, SocError> {
         let Some(value) = self.get(field) else { return Ok(None) };
-        let refuse = || self.wrong(field, format!("is {}; it must be true or false", shown(value)));
-        value.as_bool().map(Some).ok_or_else(refuse)
+        self.found(field, value, value.as_bool(), || "true or false".into()).map(Some)
     }
 
     /// Some of the given words; `None` if the field is missing.
@@ -196,13 +200,12 @@ impl<'a> Fields<'a> {
 
     /// Refuses fields that were not read.
     pub fn finish(self) -> Result<(), SocError> {
-        match self.table.keys().find(|k| !self.known.contains(&k.as_str())) {
-            None => Ok(()),
-            Some(unknown) => {
-                let known = self.known.join(", ");
-                Err(self.wrong(unknown, format!("is not known here; the fields are {known}")))
-            }
-        }
+        let mut names = self.table.keys();
+        let Some(unknown) = names.find(|k| !self.known.contains(&k.as_str())) else {
+            return Ok(());
+        };
+        let known = self.known.join(", ");
+        Err(self.wrong(unknown, format!("is not known here; the fields are {known}")))
     }
 }
 

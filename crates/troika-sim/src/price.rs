@@ -46,7 +46,7 @@ impl Prices {
 
     /// The bandwidth at which the processor moves bytes.
     pub fn bytes_per_ns(&self) -> f64 {
-        self.rates.bytes_per_ns()
+        self.rates.bandwidth
     }
 
     /// The price of a copy.

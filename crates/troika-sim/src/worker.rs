@@ -39,8 +39,7 @@ impl Prepared {
     /// Bytes that a run writes for others.
     pub fn written_bytes(&self) -> u64 {
         let outputs = self.run.iter().flat_map(|bound| &bound.outputs);
-        let bytes = outputs.map(|r| (r.rows() as u64).saturating_mul(r.row_bytes() as u64));
-        bytes.fold(0, u64::saturating_add)
+        outputs.map(bytes_of).fold(0, u64::saturating_add)
     }
 }
 
@@ -67,7 +66,7 @@ impl Worker {
             }
             Work::Copy(copy) => {
                 self.limits.check_copy(copy)?;
-                Ok(Prepared { need: self.rates.copy(view_bytes(&copy.from)), run: None })
+                Ok(Prepared { need: self.rates.copy(bytes_of(copy.from.rect())), run: None })
             }
             Work::Host(host) => {
                 self.limits.check_host(host.name(), [host.reads(), host.writes()])?;
@@ -90,13 +89,13 @@ impl Worker {
                 claim_run(run, loaded, bound, &mut claims)?;
             }
             (Work::Copy(copy), _) => {
-                for (view, access) in [(&copy.from, Access::Read), (&copy.to, Access::Write)] {
-                    claims.push(view.buffer().hold(&[(*view.rect(), access)])?);
-                }
+                hold([(&copy.from, copy.from.rect())], Access::Read, &mut claims)?;
+                hold([(&copy.to, copy.to.rect())], Access::Write, &mut claims)?;
             }
             (Work::Host(host), _) => {
-                hold(host.reads(), Access::Read, &mut claims)?;
-                hold(host.writes(), Access::Write, &mut claims)?;
+                let whole = |view| (view, View::rect(view));
+                hold(host.reads().iter().map(whole), Access::Read, &mut claims)?;
+                hold(host.writes().iter().map(whole), Access::Write, &mut claims)?;
             }
             (Work::Run(_), None) => {}
         }
@@ -155,14 +154,17 @@ pub(crate) fn run_need(
     }
 }
 
-fn view_bytes(view: &View) -> u64 {
-    let r = view.rect();
+fn bytes_of(r: &Rect) -> u64 {
     (r.rows() as u64).saturating_mul(r.row_bytes() as u64)
 }
 
-fn hold(views: &[View], access: Access, claims: &mut Vec<HeldClaim>) -> Result<(), DeviceError> {
-    for view in views {
-        claims.push(view.buffer().hold(&[(*view.rect(), access)])?);
+fn hold<'a>(
+    places: impl IntoIterator<Item = (&'a View, &'a Rect)>,
+    access: Access,
+    claims: &mut Vec<HeldClaim>,
+) -> Result<(), DeviceError> {
+    for (view, rect) in places {
+        claims.push(view.buffer().hold(&[(*rect, access)])?);
     }
     Ok(())
 }
@@ -175,9 +177,7 @@ fn claim_run(
     claims: &mut Vec<HeldClaim>,
 ) -> Result<(), DeviceError> {
     let b = &*run.bindings;
-    for (view, rect) in b.inputs.iter().zip(&bound.inputs) {
-        claims.push(view.buffer().hold(&[(*rect, Access::Read)])?);
-    }
+    hold(b.inputs.iter().zip(&bound.inputs), Access::Read, claims)?;
     for (i, (view, rect)) in b.states.iter().zip(&bound.states).enumerate() {
         let row = loaded.graph.value(loaded.graph.states[i]).row_bytes();
         let (all, written) = (rect.span(), loaded.code.state_written[i]);
@@ -194,8 +194,5 @@ fn claim_run(
         }
         claims.push(view.buffer().hold(&wanted)?);
     }
-    for (view, rect) in b.outputs.iter().zip(&bound.outputs) {
-        claims.push(view.buffer().hold(&[(*rect, Access::Write)])?);
-    }
-    Ok(())
+    hold(b.outputs.iter().zip(&bound.outputs), Access::Write, claims)
 }

@@ -630,7 +630,7 @@ fn processors_of_a_board_share_bandwidth_and_battery() {
     let after = board.usage();
     assert_eq!((after.busy_ns.clone(), after.bytes), (vec![2219, 2219], 2 * bytes));
     // 512 ns: the rest takes 4 W, `a` idles at 1 W, `b` works at 3 W; 512 bytes at 1 nJ.
-    let joules = board.energy_j(&before, &after).unwrap();
+    let joules = board.soc().energy_j(&before, &after).unwrap();
     assert!((joules - 512e-9 * (4.0 + 1.0 + 3.0) - 512e-9).abs() < 2e-9, "{joules}");
     let mut soc = board.soc().clone();
     assert_eq!(soc.cpu_time(&before, &after), Duration::ZERO);
