@@ -61,6 +61,12 @@ fn product(w: &Matrix) -> Subgraph {
     b.finish().unwrap()
 }
 
+fn task(weights: Arc<Weights>, x: &View, y: &View, rows: usize) -> Work {
+    let bindings = Bindings { inputs: vec![x.clone()], states: vec![], outputs: vec![y.clone()] };
+    let (bindings, forward) = (Arc::new(bindings), Arc::new(ForwardBatch::default()));
+    Work::Run(Run { weights, bindings, rows, forward })
+}
+
 /// The product with rows of ones.
 fn run(device: &GpuDevice, w: &Matrix) -> Result<Vec<f32>, DeviceError> {
     let weights = Weights::compiled(device, &product(w), w)?;
@@ -70,16 +76,12 @@ fn run(device: &GpuDevice, w: &Matrix) -> Result<Vec<f32>, DeviceError> {
         View::dense(&buffer, 0, (rows, cols * 4)).unwrap()
     };
     let (x, y) = (place(w.cols), place(w.rows));
-    let (from, to) =
-        (Buffer::zeroed(rows * w.cols * 4).unwrap(), Buffer::zeroed(rows * w.rows * 4));
-    let to = to.unwrap();
+    let [from, to] = [w.cols, w.rows].map(|cols| Buffer::zeroed(rows * cols * 4).unwrap());
     from.write().unwrap().as_mut_slice::<f32>().fill(1.0);
-    let bindings = Bindings { inputs: vec![x.clone()], states: vec![], outputs: vec![y.clone()] };
-    let forward = Arc::new(ForwardBatch::default());
-    let run = Run { weights, bindings: Arc::new(bindings), rows, forward };
+    let run = task(weights, &x, &y, rows);
     let host = View::dense(&from, 0, (rows, w.cols * 4)).unwrap();
     let back = View::dense(&to, 0, (rows, w.rows * 4)).unwrap();
-    submit(device, vec![copy(&host, &x), Work::Run(run), copy(&y, &back)])?;
+    submit(device, vec![copy(&host, &x), run, copy(&y, &back)])?;
     let read = to.read().unwrap();
     Ok(read.as_slice::<f32>().to_vec())
 }
@@ -214,12 +216,9 @@ fn large_copies_take_turns() {
     let Some(device) = device(options()) else { return };
     let len = 70 << 20;
     let host = Buffer::zeroed(len).unwrap();
-    host.write()
-        .unwrap()
-        .as_mut_slice::<u32>()
-        .iter_mut()
-        .enumerate()
-        .for_each(|(i, x)| *x = i as u32);
+    for (i, x) in host.write().unwrap().as_mut_slice::<u32>().iter_mut().enumerate() {
+        *x = i as u32;
+    }
     let own = device.allocate(len).unwrap();
     let back = Buffer::zeroed(len).unwrap();
     let whole = View::whole;
@@ -301,11 +300,8 @@ fn kernels_work_in_the_memory_of_the_host() {
             View::dense(&buffer, skipped, (rows, cols * 4)).unwrap()
         });
         x.write().unwrap().as_mut_slice::<f32>().unwrap().fill(round as f32);
-        let bindings =
-            Bindings { inputs: vec![x.clone()], states: vec![], outputs: vec![y.clone()] };
-        let forward = Arc::new(ForwardBatch::default());
-        let run = Run { weights: weights.clone(), bindings: Arc::new(bindings), rows, forward };
-        let twice = || vec![Work::Run(run.clone()), Work::Run(run.clone())];
+        let run = task(weights.clone(), &x, &y, rows);
+        let twice = || vec![run.clone(), run.clone()];
         // Whoever reads what kernels write is in their way.
         let read = y.read().unwrap();
         assert!(submit(&device, twice()).unwrap_err().to_string().contains("two tasks at once"));
@@ -335,12 +331,8 @@ fn memory_of_the_host_outlives_what_kernels_are_bound_to() {
     for device in &devices {
         let w = Matrix { rows: 7, cols: 64 };
         let weights = Weights::compiled(device, &product(&w), &w).unwrap();
-        let bindings =
-            Bindings { inputs: vec![rows.clone()], states: vec![], outputs: vec![y.clone()] };
-        let forward = Arc::new(ForwardBatch::default());
-        let run = Run { weights, bindings: Arc::new(bindings), rows: 4, forward };
         y.write().unwrap().as_mut_slice::<f32>().unwrap().fill(0.0);
-        submit(device, vec![Work::Run(run)]).unwrap();
+        submit(device, vec![task(weights, &rows, &y, 4)]).unwrap();
         let got = y.read().unwrap();
         let each = got.as_slice::<f32>().unwrap().chunks(w.rows);
         assert!(each.flatten().zip(sums(&w)).all(|(a, b)| (a - b).abs() < 1e-3));

@@ -3,8 +3,8 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
-#[path = "common/needed.rs"]
-mod needed;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod common;
 #[path = "common/open.rs"]
 mod open;
 
@@ -13,13 +13,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
+use common::{Runner, needed};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use troika_device::{
     Bindings, CommandList, Completion, Device, DeviceError, ForwardBatch, PackFn, PackLayout,
     Packed, PageTable, Queue, RealClock, Run, SeqRows, Submission, View, WeightBytes, WeightData,
     WeightSource, Weights, Work,
 };
-use troika_gpu::kernels::{self, Around, Binding, Dispatch, Loc, Matrix, WeightFormat};
+use troika_gpu::kernels::{self, Around, Dispatch, Loc, Matrix, WeightFormat};
 use troika_gpu::{GpuDevice, kernels_of};
 use troika_graph::{
     Activation, ActivationFormat, Attention, DType, Dim, KvAppend, Op, Rope, RopeFreqs, RopeStyle,
@@ -177,101 +178,30 @@ impl Running {
 
 /// Products in a chain, recorded with nothing but the interface: what it costs by itself.
 struct Bare {
-    device: wgpu::Device,
-    queue: wgpu::Queue,
+    runner: &'static Runner,
     pipeline: wgpu::ComputePipeline,
     groups: [wgpu::BindGroup; 2],
     dispatch: Dispatch,
 }
 
-/// The result of a future that is ready at once, as those of native devices are.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::pin!(future).poll(&mut context) {
-        std::task::Poll::Ready(value) => value,
-        std::task::Poll::Pending => panic!("a native device answers at once"),
-    }
-}
-
 impl Bare {
     fn new() -> Bare {
-        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
-        let adapters = now(instance.enumerate_adapters(wgpu::Backends::VULKAN));
-        let software = |a: &wgpu::Adapter| a.get_info().device_type == wgpu::DeviceType::Cpu;
-        let adapter = adapters.into_iter().find(software).unwrap();
-        let description = wgpu::DeviceDescriptor {
-            required_features: wgpu::Features::IMMEDIATES,
-            required_limits: adapter.limits(),
-            ..Default::default()
-        };
-        let (device, queue) = now(adapter.request_device(&description)).unwrap();
+        let runner = common::runner().unwrap();
         let at = Loc { offset: 0, stride: COLS as u32 };
         let (rows, cols) = (COLS as u32, COLS as u32);
         let weight = Matrix { format: WeightFormat::F32, rows, cols, first: 0, eight_bits: false };
         let dispatch = kernels::linear(weight, 1, &Around::default(), at, at).unwrap();
-        let entry = |(i, of): (usize, &Binding)| wgpu::BindGroupLayoutEntry {
-            binding: i as u32,
-            visibility: wgpu::ShaderStages::COMPUTE,
-            ty: wgpu::BindingType::Buffer {
-                ty: wgpu::BufferBindingType::Storage { read_only: *of == Binding::Weight },
-                has_dynamic_offset: false,
-                min_binding_size: None,
-            },
-            count: None,
-        };
-        let entries: Vec<_> = dispatch.spec.bindings.iter().enumerate().map(entry).collect();
-        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: None,
-            entries: &entries,
-        });
-        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: None,
-            layout: Some(&device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-                label: None,
-                bind_group_layouts: &[Some(&layout)],
-                immediate_size: 4 * dispatch.params.len() as u32,
-            })),
-            module: &device.create_shader_module(wgpu::ShaderModuleDescriptor {
-                label: None,
-                source: wgpu::ShaderSource::Wgsl(dispatch.spec.source().into()),
-            }),
-            entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                constants: &dispatch.overrides,
-                zero_initialize_workgroup_memory: false,
-            },
-            cache: None,
-        });
-        let [w, x, y] = [0, 1, 2].map(|_| {
-            device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size: (4 * COLS * COLS) as u64,
-                usage: wgpu::BufferUsages::STORAGE,
-                mapped_at_creation: false,
-            })
-        });
-        let groups = [[&x, &y], [&y, &x]].map(|[x, y]| {
-            let entries: Vec<_> = [&w, &w, x, y, x, x, x, x]
-                .into_iter()
-                .enumerate()
-                .map(|(i, buffer)| wgpu::BindGroupEntry {
-                    binding: i as u32,
-                    resource: buffer.as_entire_binding(),
-                })
-                .collect();
-            device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &layout,
-                entries: &entries,
-            })
-        });
-        Bare { device, queue, pipeline, groups, dispatch }
+        let (pipeline, layout) = runner.pipeline(&dispatch);
+        let [w, x, y] = [0, 1, 2].map(|_| runner.floats(&[0.0; COLS * COLS]));
+        let groups =
+            [[&x, &y], [&y, &x]].map(|[x, y]| runner.group(&layout, &[&w, &w, x, y, x, x, x, x]));
+        Bare { runner, pipeline, groups, dispatch }
     }
 
     /// Records and submits so many dispatches; returns the time until they are on their way.
     fn run(&self, dispatches: usize) -> Duration {
         let began = Instant::now();
-        let mut encoder = self.device.create_command_encoder(&Default::default());
+        let mut encoder = self.runner.device.create_command_encoder(&Default::default());
         let mut pass = encoder.begin_compute_pass(&Default::default());
         let [x, y, z] = self.dispatch.grid;
         for i in 0..dispatches {
@@ -281,10 +211,9 @@ impl Bare {
             pass.dispatch_workgroups(x, y, z);
         }
         drop(pass);
-        let index = self.queue.submit([encoder.finish()]);
+        let index = self.runner.queue.submit([encoder.finish()]);
         let took = began.elapsed();
-        let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: None };
-        self.device.poll(wait).unwrap();
+        self.runner.wait(index);
         took
     }
 }

@@ -16,8 +16,10 @@ pub struct Runner {
     /// Whether the adapter has matrix units.
     #[allow(dead_code, reason = "some tests do not use them")]
     pub matrix_units: bool,
-    device: wgpu::Device,
-    queue: wgpu::Queue,
+    /// The device by the interface.
+    pub device: wgpu::Device,
+    /// Its queue.
+    pub queue: wgpu::Queue,
     pipelines: Mutex<HashMap<String, Pipeline>>,
 }
 
@@ -94,7 +96,8 @@ impl Runner {
         self.words(&words.iter().map(|w| u32::from_ne_bytes(*w)).collect::<Vec<_>>())
     }
 
-    fn pipeline(&self, dispatch: &Dispatch) -> Pipeline {
+    /// The code of a dispatch, and how it is bound.
+    pub fn pipeline(&self, dispatch: &Dispatch) -> Pipeline {
         let (spec, name) = (dispatch.spec, Some(dispatch.spec.name));
         let entry = |(i, of): (usize, &Binding)| wgpu::BindGroupLayoutEntry {
             binding: i as u32,
@@ -135,25 +138,40 @@ impl Runner {
         (pipeline, layout)
     }
 
-    /// Runs a dispatch `times` times, and waits.
-    pub fn run_times(&self, dispatch: &Dispatch, buffers: &[&wgpu::Buffer], times: usize) {
-        let (spec, name) = (dispatch.spec, Some(dispatch.spec.name));
+    /// Buffers as a dispatch is bound to them.
+    pub fn group(
+        &self,
+        layout: &wgpu::BindGroupLayout,
+        buffers: &[&wgpu::Buffer],
+    ) -> wgpu::BindGroup {
+        let mut entries = Vec::new();
+        for (i, buffer) in buffers.iter().enumerate() {
+            let resource = buffer.as_entire_binding();
+            entries.push(wgpu::BindGroupEntry { binding: i as u32, resource });
+        }
+        self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout,
+            entries: &entries,
+        })
+    }
+
+    /// Waits for what was submitted.
+    pub fn wait(&self, index: wgpu::SubmissionIndex) {
+        let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: None };
+        self.device.poll(wait).expect("finished work");
+    }
+
+    /// Runs a dispatch, and waits.
+    pub fn run(&self, dispatch: &Dispatch, buffers: &[&wgpu::Buffer]) {
+        let spec = dispatch.spec;
         assert_eq!(spec.bindings.len(), buffers.len(), "bindings of {}", spec.name);
         let d = &self.device;
         let key = format!("{} {:?}", spec.name, dispatch.overrides);
         let mut made = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
         let (pipeline, layout) = made.entry(key).or_insert_with(|| self.pipeline(dispatch)).clone();
         drop(made);
-        let mut entries = Vec::new();
-        for (i, buffer) in buffers.iter().enumerate() {
-            let resource = buffer.as_entire_binding();
-            entries.push(wgpu::BindGroupEntry { binding: i as u32, resource });
-        }
-        let group = d.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: name,
-            layout: &layout,
-            entries: &entries,
-        });
+        let group = self.group(&layout, buffers);
         let mut encoder = d.create_command_encoder(&Default::default());
         let mut pass = encoder.begin_compute_pass(&Default::default());
         pass.set_pipeline(&pipeline);
@@ -161,18 +179,9 @@ impl Runner {
         let params: Vec<u8> = dispatch.params.iter().flat_map(|p| p.to_ne_bytes()).collect();
         pass.set_immediates(0, &params);
         let [x, y, z] = dispatch.grid;
-        for _ in 0..times {
-            pass.dispatch_workgroups(x, y, z);
-        }
+        pass.dispatch_workgroups(x, y, z);
         drop(pass);
-        let index = self.queue.submit([encoder.finish()]);
-        let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: None };
-        d.poll(wait).expect("a finished dispatch");
-    }
-
-    /// Runs a dispatch, and waits.
-    pub fn run(&self, dispatch: &Dispatch, buffers: &[&wgpu::Buffer]) {
-        self.run_times(dispatch, buffers, 1);
+        self.wait(self.queue.submit([encoder.finish()]));
     }
 
     /// The words of a buffer.
@@ -188,8 +197,7 @@ impl Runner {
         encoder.copy_buffer_to_buffer(buffer, 0, &to, 0, buffer.size());
         let index = self.queue.submit([encoder.finish()]);
         to.slice(..).map_async(wgpu::MapMode::Read, |done| done.expect("mapped memory"));
-        let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: None };
-        d.poll(wait).expect("a finished copy");
+        self.wait(index);
         let mapped = to.slice(..).get_mapped_range().expect("mapped memory");
         mapped.as_chunks::<4>().0.iter().map(|w| u32::from_ne_bytes(*w)).collect()
     }
