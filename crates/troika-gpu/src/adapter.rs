@@ -232,11 +232,6 @@ impl Adapter {
         })
     }
 
-    /// What a device must be opened with for that.
-    pub(crate) fn cache_feature(&self) -> wgpu::Features {
-        self.inner.features() & wgpu::Features::PIPELINE_CACHE
-    }
-
     /// What is missing, if kernels cannot run on it.
     pub fn fault(&self) -> Option<String> {
         if let Some(why) = fault(&self.info.name, &self.info.driver) {

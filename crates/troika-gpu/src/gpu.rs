@@ -129,9 +129,10 @@ impl Gpu {
         let limits = adapter.inner.limits();
         let matrix_units = adapter.has_matrix_units();
         let units = if matrix_units { MATRIX_FEATURES } else { wgpu::Features::empty() };
+        let cache = adapter.inner.features() & wgpu::Features::PIPELINE_CACHE;
         let description = wgpu::DeviceDescriptor {
             label: Some(name),
-            required_features: wgpu::Features::IMMEDIATES | adapter.cache_feature() | units,
+            required_features: wgpu::Features::IMMEDIATES | cache | units,
             required_limits: limits.clone(),
             experimental_features: experimental(),
             ..wgpu::DeviceDescriptor::default()
@@ -347,6 +348,13 @@ pub(crate) struct Loaded {
     pub _source: Vec<WeightBytes>,
 }
 
+impl Loaded {
+    /// A pack that is not looked for again.
+    pub fn own(parts: Vec<Memory>) -> Arc<Loaded> {
+        Arc::new(Loaded { parts, _source: Vec::new() })
+    }
+}
+
 /// A pack's name: the addresses and lengths of its bytes, their type, its columns, and whether it is
 /// a vector.
 pub(crate) type PackKey = (Vec<(usize, usize)>, DType, usize, bool);
@@ -362,9 +370,7 @@ const MOST_PIECES: usize = 4;
 
 /// Pieces of staging memory.
 #[derive(Default)]
-pub(crate) struct Staging {
-    pieces: Arc<Mutex<Pieces>>,
-}
+pub(crate) struct Staging(Arc<Mutex<Pieces>>);
 
 #[derive(Default)]
 struct Pieces {
@@ -377,7 +383,7 @@ impl Staging {
     pub fn take(&self, gpu: &Gpu) -> Result<Memory, DeviceError> {
         for _ in 0..1000 {
             {
-                let mut pieces = locked(&self.pieces);
+                let mut pieces = locked(&self.0);
                 if let Some(piece) = pieces.free.pop() {
                     return Ok(piece);
                 }
@@ -397,12 +403,12 @@ impl Staging {
 
     /// Gives back a mapped piece that no command reads.
     pub fn give_back_unused(&self, piece: Memory) {
-        locked(&self.pieces).free.push(piece);
+        locked(&self.0).free.push(piece);
     }
 
     /// Gives a piece back whose copies were submitted: it is free when they are done.
     pub fn give_back(&self, piece: Memory) {
-        let pieces = self.pieces.clone();
+        let pieces = self.0.clone();
         let buffer = piece.buffer.clone();
         buffer.slice(..).map_async(wgpu::MapMode::Write, move |mapped| {
             let mut pieces = locked(&pieces);

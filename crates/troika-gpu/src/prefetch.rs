@@ -65,10 +65,8 @@ impl<'a> PipelinePrefetch<'a> {
     /// time from them: there only what is sure to run is compiled ahead.
     pub fn add(&mut self, graph: usize, code: &Code) {
         for GraphDispatch { dispatch, is_used, .. } in dispatches(code) {
-            let key = key(&dispatch);
-            let is_wanted = is_used || !self.gpu.is_software;
-            if is_wanted && !self.gpu.pipelines.has(&key) && self.known.insert(key) {
-                self.wanted.push(WantedPipeline { graph, is_used, dispatch });
+            if is_used || !self.gpu.is_software {
+                self.want(WantedPipeline { graph, is_used, dispatch });
             }
         }
     }
@@ -76,10 +74,14 @@ impl<'a> PipelinePrefetch<'a> {
     /// Adds the kernels that pick the largest numbers of rows, with those of a graph.
     pub fn add_top_k(&mut self, graph: usize) {
         for dispatch in top_k_kernels().into_iter().filter(|_| !self.gpu.is_software) {
-            let key = key(&dispatch);
-            if !self.gpu.pipelines.has(&key) && self.known.insert(key) {
-                self.wanted.push(WantedPipeline { graph, is_used: true, dispatch });
-            }
+            self.want(WantedPipeline { graph, is_used: true, dispatch });
+        }
+    }
+
+    fn want(&mut self, wanted: WantedPipeline) {
+        let key = key(&wanted.dispatch);
+        if !self.gpu.pipelines.has(&key) && self.known.insert(key) {
+            self.wanted.push(wanted);
         }
     }
 

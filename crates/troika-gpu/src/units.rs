@@ -256,10 +256,7 @@ impl<'g> Matcher<'g> {
         if self.taken[q] {
             return;
         }
-        let numbers = |norm: usize| match self.node(norm).op {
-            Op::RmsNorm { eps, offset, .. } => (eps.to_bits(), offset.to_bits()),
-            _ => (0, 0),
-        };
+        let numbers = |norm: usize| self.common_norm(norm).map(|(eps, offset, _)| (eps, offset));
         let norms = self.head_norm(q).zip(self.head_norm(k));
         let norms = norms.filter(|(a, b)| numbers(*a) == numbers(*b)).map(|(a, b)| [a, b]);
         let mut nodes = vec![q, k];

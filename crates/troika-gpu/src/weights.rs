@@ -12,7 +12,6 @@ use troika_graph::{
 use crate::code::Code;
 use crate::error::locked;
 use crate::gpu::{Gpu, Loaded, Memory, PackKey, Use};
-use crate::kernels::KernelError;
 use crate::kernels::WeightFormat;
 use crate::kernels::repack::repack;
 use crate::packs::{Pack, matrices, matrix};
@@ -61,17 +60,13 @@ fn wrong(name: &str, why: impl Into<String>) -> DeviceError {
 impl Loader<'_> {
     fn pack(&mut self, pack: &Pack, limit: u64) -> Result<Arc<Loaded>, DeviceError> {
         match pack {
-            Pack::Numbers(numbers) => {
-                let memory = self.floats("frequencies", numbers)?;
-                Ok(Arc::new(Loaded { parts: vec![memory], _source: Vec::new() }))
-            }
+            Pack::Numbers(numbers) => Ok(Loaded::own(vec![self.floats("frequencies", numbers)?])),
             Pack::Clipping(w, format) => self.clipping(self.graph.weight(*w), *format),
             Pack::Zeros(len, split) => {
                 let parts = split.parts().map(|vectors| {
                     self.memory("biases that are zero", (4 * len * vectors.len()) as u64)
                 });
-                let parts = parts.collect::<Result<Vec<_>, _>>()?;
-                Ok(Arc::new(Loaded { parts, _source: Vec::new() }))
+                Ok(Loaded::own(parts.collect::<Result<_, _>>()?))
             }
             Pack::Vectors(list, split) => self.kept(list, true, |own, decl, all| {
                 let vectors = split.parts().map(|part| own.floats(&decl.name, &joined(&all[part])));
@@ -90,7 +85,7 @@ impl Loader<'_> {
             }),
             Pack::Matrix(w) => self.kept(&[*w], false, |own, decl, all| {
                 let layout = matrix(own.graph, *w, ActivationFormat::F32, limit);
-                let parts = layout.map_err(|e| refused(decl, &e))?.split.parts();
+                let parts = layout.map_err(|e| wrong(&decl.name, e.to_string()))?.split.parts();
                 let rows = parts.map(|part| match all[0].rows(part) {
                     Some(rows) => own.matrices(decl, &[rows]),
                     None => Err(wrong(&decl.name, "lacks rows")),
@@ -99,7 +94,7 @@ impl Loader<'_> {
             }),
             Pack::Matrices(list) => self.kept(list, false, |own, decl, all| {
                 let layout = matrices(own.graph, list, ActivationFormat::F32, limit);
-                let parts = layout.map_err(|e| refused(decl, &e))?.split.parts();
+                let parts = layout.map_err(|e| wrong(&decl.name, e.to_string()))?.split.parts();
                 parts.map(|part| own.matrices(decl, &all[part])).collect()
             }),
         }
@@ -119,8 +114,7 @@ impl Loader<'_> {
         let mut numbers = vec![1.0; 2 + decl.cols];
         numbers[..2].copy_from_slice(&[step, most]);
         numbers[2..].iter_mut().zip(factors).for_each(|(to, factor)| *to = factor);
-        let memory = self.floats("factors of columns", &numbers)?;
-        Ok(Arc::new(Loaded { parts: vec![memory], _source: Vec::new() }))
+        Ok(Loaded::own(vec![self.floats("factors of columns", &numbers)?]))
     }
 
     /// What was loaded before from the same bytes, or what `make` loads now, of the first weight's
@@ -135,7 +129,7 @@ impl Loader<'_> {
         let data = list.iter().map(|w| self.data(graph.weight(*w)));
         let data = data.collect::<Result<Vec<_>, _>>()?;
         let Some(decl) = list.first().map(|w| graph.weight(*w)) else {
-            return Ok(Arc::new(Loaded { parts: Vec::new(), _source: Vec::new() }));
+            return Ok(Loaded::own(Vec::new()));
         };
         let place = |d: &WeightData| (d.bytes.as_ptr() as usize, d.bytes.len());
         let key: PackKey = (data.iter().map(place).collect(), decl.dtype, decl.cols, is_vector);
@@ -232,8 +226,4 @@ fn joined(all: &[WeightData]) -> Vec<f32> {
         dequantize(data.dtype, &data.bytes, &mut floats[at..]);
     }
     floats
-}
-
-fn refused(decl: &WeightDecl, why: &KernelError) -> DeviceError {
-    wrong(&decl.name, why.to_string())
 }

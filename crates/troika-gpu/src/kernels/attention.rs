@@ -68,24 +68,15 @@ impl Append {
 pub fn kv_append(batch: BatchWords, keys: Append, values: Option<Append>) -> KernelResult {
     let (k_words, v_words) = (keys.words()?, values.map_or(Ok(0), Append::words)?);
     let values = values.unwrap_or(keys);
+    let page_bits = batch.page_len.trailing_zeros();
+    let numbers = [batch.rows, batch.count, page_bits, k_words, v_words, batch.flag];
     Dispatch {
         spec: &KV_APPEND,
         overrides: vec![
             ("KEYS", f64::from(keys.cache as u8)),
             ("VALUES", f64::from(values.cache as u8)),
         ],
-        params: vec![
-            keys.x.offset,
-            keys.x.stride,
-            values.x.offset,
-            values.x.stride,
-            batch.rows,
-            batch.count,
-            batch.page_len.trailing_zeros(),
-            k_words,
-            v_words,
-            batch.flag,
-        ],
+        params: words(&[keys.x, values.x]).chain(numbers).collect(),
         grid: [(k_words + v_words).div_ceil(64), batch.count.min(super::MAX_GROUPS), 1],
     }
     .checked()

@@ -178,21 +178,14 @@ static GATE_UP: ByAccess = by_access!(
 /// Columns that are not whole blocks; more rows than a dispatch may have.
 pub fn embed(table: Matrix, scale: f32, rows: u32, ids: Loc, y: Loc) -> KernelResult {
     table.check()?;
+    let units = table.format.row_units(table.cols);
+    let mut params = vec![table.first, table.rows, table.cols, units];
+    params.extend(words(&[ids, y]));
+    params.extend([rows, scale.to_bits()]);
     Dispatch {
         spec: &EMBED[table.format as usize],
         overrides: vec![],
-        params: vec![
-            table.first,
-            table.rows,
-            table.cols,
-            table.format.row_units(table.cols),
-            ids.offset,
-            ids.stride,
-            y.offset,
-            y.stride,
-            rows,
-            scale.to_bits(),
-        ],
+        params,
         grid: [table.cols.div_ceil(16).div_ceil(64), rows.min(MAX_GROUPS), 1],
     }
     .checked()

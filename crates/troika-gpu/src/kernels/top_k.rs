@@ -2,7 +2,7 @@
 
 use super::Binding::Value;
 use super::spec::{
-    Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported,
+    Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words,
 };
 
 static BLOCKS: KernelSpec = KernelSpec {
@@ -60,21 +60,9 @@ impl TopKShape {
 
     fn sorted(self, x: Loc, sort: Sort) -> KernelResult {
         let Sort { gather, last, count, from, to } = sort;
-        let words = self.row_words();
-        let params = vec![
-            self.rows,
-            self.cols,
-            self.blocks(),
-            count,
-            SORTED,
-            self.kept,
-            x.offset,
-            x.stride,
-            from,
-            words,
-            to,
-            words,
-        ];
+        let [from, to] = [from, to].map(|offset| Loc { offset, stride: self.row_words() });
+        let mut params = vec![self.rows, self.cols, self.blocks(), count, SORTED, self.kept];
+        params.extend(words(&[x, from, to]));
         Dispatch {
             spec: &LARGEST,
             overrides: vec![("GATHER", flag(gather)), ("LAST", flag(last))],
