@@ -32,18 +32,18 @@ fn copy(from: &View, to: &View) -> Work {
     Work::Copy(CopyRows::whole(from.clone(), to.clone()))
 }
 
-/// A weight of small numbers.
-struct Matrix {
-    rows: usize,
-    cols: usize,
+/// A weight of small numbers, at the same place each time.
+struct Matrix(WeightData);
+
+fn matrix(rows: usize, cols: usize) -> Matrix {
+    let float = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 50.0;
+    let bytes = (0..rows * cols).flat_map(|i| float(i).to_le_bytes()).collect();
+    Matrix(WeightData { dtype: DType::F32, rows, cols, bytes: WeightBytes::owned(bytes) })
 }
 
 impl WeightSource for Matrix {
     fn weight(&self, _: &str) -> Result<WeightData, DeviceError> {
-        let float = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 50.0;
-        let bytes = (0..self.rows * self.cols).flat_map(|i| float(i).to_le_bytes()).collect();
-        let bytes = WeightBytes::owned(bytes);
-        Ok(WeightData { dtype: DType::F32, rows: self.rows, cols: self.cols, bytes })
+        Ok(self.0.clone())
     }
 
     fn packed(&self, name: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
@@ -51,7 +51,7 @@ impl WeightSource for Matrix {
     }
 }
 
-fn product(w: &Matrix) -> Subgraph {
+fn product(Matrix(w): &Matrix) -> Subgraph {
     let mut b = SubgraphBuilder::new("product", 8);
     let x = b.input("x", w.cols, DType::F32);
     let weight = b.weight(WeightDecl::whole("w".into(), w.rows, w.cols, DType::F32));
@@ -75,22 +75,21 @@ fn run(device: &GpuDevice, w: &Matrix) -> Result<Vec<f32>, DeviceError> {
         let buffer = device.allocate(rows * cols * 4).unwrap();
         View::dense(&buffer, 0, (rows, cols * 4)).unwrap()
     };
-    let (x, y) = (place(w.cols), place(w.rows));
-    let [from, to] = [w.cols, w.rows].map(|cols| Buffer::zeroed(rows * cols * 4).unwrap());
+    let (x, y) = (place(w.0.cols), place(w.0.rows));
+    let [from, to] = [w.0.cols, w.0.rows].map(|cols| Buffer::zeroed(rows * cols * 4).unwrap());
     from.write().unwrap().as_mut_slice::<f32>().fill(1.0);
     let run = task(weights, &x, &y, rows);
-    let host = View::dense(&from, 0, (rows, w.cols * 4)).unwrap();
-    let back = View::dense(&to, 0, (rows, w.rows * 4)).unwrap();
+    let host = View::dense(&from, 0, (rows, w.0.cols * 4)).unwrap();
+    let back = View::dense(&to, 0, (rows, w.0.rows * 4)).unwrap();
     submit(device, vec![copy(&host, &x), run, copy(&y, &back)])?;
     let read = to.read().unwrap();
     Ok(read.as_slice::<f32>().to_vec())
 }
 
 fn sums(w: &Matrix) -> Vec<f32> {
-    let bytes = w.weight("").unwrap().bytes;
     let floats: Vec<f32> =
-        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    let row: Vec<f32> = floats.chunks(w.cols).map(|row| row.iter().sum()).collect();
+        w.0.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let row: Vec<f32> = floats.chunks(w.0.cols).map(|row| row.iter().sum()).collect();
     row.repeat(3)
 }
 
@@ -229,7 +228,7 @@ fn large_copies_take_turns() {
 
 #[test]
 fn weights_beyond_the_limit_of_bindings_are_split() {
-    let w = Matrix { rows: 700, cols: 64 };
+    let w = matrix(700, 64);
     let expected = sums(&w);
     for binding_limit in [None, Some(64 << 10)] {
         let Some(device) = device(GpuOptions { binding_limit, ..options() }) else { return };
@@ -243,7 +242,7 @@ fn weights_beyond_the_limit_of_bindings_are_split() {
 
 #[test]
 fn weights_stay_within_the_memory_that_is_given() {
-    let w = Matrix { rows: 700, cols: 64 };
+    let w = matrix(700, 64);
     for memory in [0, 1, 700 * 64 * 2] {
         let Some(device) = device(GpuOptions { memory: Some(memory), ..options() }) else { return };
         let why = run(&device, &w).unwrap_err();
@@ -255,21 +254,10 @@ fn weights_stay_within_the_memory_that_is_given() {
 #[test]
 fn weights_are_freed_and_shared() {
     let Some(device) = device(options()) else { return };
-    let w = Matrix { rows: 700, cols: 64 };
-    let data = w.weight("").unwrap();
-    struct Same(WeightData);
-    impl WeightSource for Same {
-        fn weight(&self, _: &str) -> Result<WeightData, DeviceError> {
-            Ok(self.0.clone())
-        }
-        fn packed(&self, _: &str, _: PackLayout<'_>, _: PackFn<'_>) -> Result<Packed, DeviceError> {
-            Err(DeviceError::Cancelled)
-        }
-    }
-    let same = Same(data);
-    let first = Weights::compiled(&device, &product(&w), &same).unwrap();
+    let w = matrix(700, 64);
+    let first = Weights::compiled(&device, &product(&w), &w).unwrap();
     let held = device.held_bytes();
-    let second = Weights::compiled(&device, &product(&w), &same).unwrap();
+    let second = Weights::compiled(&device, &product(&w), &w).unwrap();
     assert_eq!(device.held_bytes(), held);
     drop((first, second));
     assert!(device.held_bytes() + 700 * 64 * 4 <= held);
@@ -278,7 +266,7 @@ fn weights_are_freed_and_shared() {
 #[test]
 fn a_lost_device_is_an_error_by_name() {
     let Some(device) = device(options()) else { return };
-    let w = Matrix { rows: 7, cols: 64 };
+    let w = matrix(7, 64);
     run(&device, &w).unwrap();
     device.lose();
     let why = run(&device, &w).unwrap_err().to_string();
@@ -289,13 +277,13 @@ fn a_lost_device_is_an_error_by_name() {
 fn kernels_work_in_the_memory_of_the_host() {
     let Some(device) = device(GpuOptions { own_memory: false, ..options() }) else { return };
     assert_eq!(device.caps().spaces, [SpaceId::HOST]);
-    let w = Matrix { rows: 7, cols: 64 };
+    let w = matrix(7, 64);
     let weights = Weights::compiled(&device, &product(&w), &w).unwrap();
     let held = device.held_bytes();
     // Rows at odd places of buffers, of which later ones may get the addresses of earlier ones.
     for round in 0..20 {
         let (rows, skipped) = (1 + round % 3, 4 * round);
-        let [x, y] = [w.cols, w.rows].map(|cols| {
+        let [x, y] = [w.0.cols, w.0.rows].map(|cols| {
             let buffer = Buffer::zeroed(skipped + rows * cols * 4).unwrap();
             View::dense(&buffer, skipped, (rows, cols * 4)).unwrap()
         });
@@ -329,17 +317,17 @@ fn memory_of_the_host_outlives_what_kernels_are_bound_to() {
     // Two devices take the same memory.
     let devices = [first, device(options()).unwrap()];
     for device in &devices {
-        let w = Matrix { rows: 7, cols: 64 };
+        let w = matrix(7, 64);
         let weights = Weights::compiled(device, &product(&w), &w).unwrap();
         y.write().unwrap().as_mut_slice::<f32>().unwrap().fill(0.0);
         submit(device, vec![task(weights, &rows, &y, 4)]).unwrap();
         let got = y.read().unwrap();
-        let each = got.as_slice::<f32>().unwrap().chunks(w.rows);
+        let each = got.as_slice::<f32>().unwrap().chunks(w.0.rows);
         assert!(each.flatten().zip(sums(&w)).all(|(a, b)| (a - b).abs() < 1e-3));
     }
     drop((buffer, rows));
     for device in &devices {
-        let w = Matrix { rows: 7, cols: 64 };
+        let w = matrix(7, 64);
         let expected = sums(&w);
         let got = run(device, &w).unwrap();
         assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3));
@@ -365,7 +353,7 @@ fn what_the_driver_compiled_is_kept() {
     let kept = Arc::new(Kept::default());
     let options = || GpuOptions { kept: Some(kept.clone()), ..options() };
     let Some(first) = device(options()) else { return };
-    let w = Matrix { rows: 7, cols: 64 };
+    let w = matrix(7, 64);
     let expected = run(&first, &w).unwrap();
     let (name, bytes) = kept.0.lock().unwrap().clone().into_iter().next().unwrap();
     assert!(
@@ -384,7 +372,7 @@ fn what_the_driver_compiled_is_kept() {
 #[test]
 fn kernels_are_compiled_before_they_run() {
     let Some(device) = device(options()) else { return };
-    let w = Matrix { rows: 7, cols: 64 };
+    let w = matrix(7, 64);
     let graph = product(&w);
     let told = Mutex::new(Vec::new());
     let go_on = |done| {
@@ -397,7 +385,7 @@ fn kernels_are_compiled_before_they_run() {
     let told = told.into_inner().unwrap();
     assert!(told.is_sorted() && told.last() == Some(&2), "{told:?}");
     // Whoever stops it gets nothing.
-    let other = product(&Matrix { rows: 7, cols: 96 });
+    let other = product(&matrix(7, 96));
     let request = CompileRequest { graphs: &[&other], weights: &w, report_progress: &|_| false };
     assert!(matches!(device.compile(&request)[..], [Err(DeviceError::Cancelled)]));
 }

@@ -81,11 +81,6 @@ impl Rates {
         self.need(0.0, bytes)
     }
 
-    /// Nanoseconds to move some bytes while other work waits.
-    pub fn moving_ns(&self, bytes: u64) -> u64 {
-        (bytes as f64 / self.bandwidth).ceil() as u64
-    }
-
     fn need(&self, compute: f64, bytes: u64) -> TaskCost {
         let moving = bytes as f64 / self.bandwidth;
         let ns = self.launch_ns.saturating_add(compute.max(moving).ceil() as u64);

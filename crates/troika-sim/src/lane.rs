@@ -38,8 +38,8 @@ impl Lane {
         match waiting {
             Waiting::Poll => cost.predicted_ns,
             Waiting::Block if cost.blocking_copies => {
-                let copying = self.worker.rates.moving_ns(task.written_bytes());
-                cost.blocking_ns.saturating_add(copying)
+                let copying = task.written_bytes() as f64 / self.worker.rates.bandwidth;
+                cost.blocking_ns.saturating_add(copying.ceil() as u64)
             }
             Waiting::Block => cost.blocking_ns,
         }

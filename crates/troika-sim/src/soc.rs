@@ -346,12 +346,10 @@ fn processor(file: &str, index: usize, value: &Value) -> Result<Processor, SocEr
     }
     let mut f = Fields::new(file, place(&name), table);
     f.get("name");
-    let kind = match f.word("kind", &ProcessorKind::NAMES)? {
-        Some(0) => ProcessorKind::Cpu,
-        Some(1) => ProcessorKind::Gpu,
-        Some(_) => ProcessorKind::Npu,
-        None => return Err(f.wrong("kind", "is missing; it is \"cpu\", \"gpu\" or \"npu\"")),
+    let Some(kind) = f.word("kind", &ProcessorKind::NAMES)? else {
+        return Err(f.wrong("kind", "is missing; it is \"cpu\", \"gpu\" or \"npu\""));
     };
+    let kind = [ProcessorKind::Cpu, ProcessorKind::Gpu, ProcessorKind::Npu][kind];
     let peak_gops = peaks(&mut f)?;
     let static_shapes = f.flag("static_shapes")?.unwrap_or(false);
     let measured = f.tables("measured")?.into_iter();

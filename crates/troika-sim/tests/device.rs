@@ -127,6 +127,19 @@ fn first(buffer: &Buffer) -> f32 {
     buffer.read().unwrap().as_slice::<f32>()[0]
 }
 
+/// The product for up to four rows, with ones.
+fn compiled(device: &VirtualDevice) -> Arc<Weights> {
+    Weights::compiled(device, &product(Dim::Rows(4)), &ONES).unwrap()
+}
+
+/// A device of some limits, its clock, and the product on it.
+fn opened(limits: &str) -> (Arc<VirtualClock>, VirtualDevice, Arc<Weights>) {
+    let clock = Arc::new(VirtualClock::new());
+    let device = open("p", limits, "", &clock);
+    let exe = compiled(&device);
+    (clock, device, exe)
+}
+
 fn zeroed(rows: usize) -> Buffer {
     Buffer::zeroed(rows * 64).unwrap()
 }
@@ -161,9 +174,7 @@ fn refusal(lane: &mut Lane, task: Submission) -> String {
 
 #[test]
 fn a_run_takes_its_time_and_its_results_are_there_at_the_end() {
-    let clock = Arc::new(VirtualClock::new());
-    let device = open("p", "", "", &clock);
-    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
+    let (clock, device, exe) = opened("");
     let mut lane = lane(&device, clock.clone());
     let (x, y) = (zeroed(4), zeroed(4));
     filled(&x, 0.5);
@@ -198,10 +209,7 @@ fn a_run_takes_its_time_and_its_results_are_there_at_the_end() {
 fn a_dependency_that_is_missing_shows() {
     let clock = Arc::new(VirtualClock::new());
     let (a, b) = (open("a", "", "", &clock), open("b", "", "", &clock));
-    let (first_exe, second_exe) = (
-        Weights::compiled(&a, &product(Dim::Rows(4)), &ONES).unwrap(),
-        Weights::compiled(&b, &product(Dim::Rows(4)), &ONES).unwrap(),
-    );
+    let [first_exe, second_exe] = [&a, &b].map(compiled);
     let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
     let [x, y, z] = [0; 3].map(|_| View::whole(&zeroed(4)));
     filled(x.buffer(), 1.0);
@@ -224,10 +232,7 @@ fn claims_of_caches_are_those_of_pages() {
     let clock = Arc::new(VirtualClock::new());
     let (a, b) = (open("a", "", "", &clock), open("b", "", "", &clock));
     let graph = append();
-    let (ea, eb) = (
-        Weights::compiled(&a, &graph, &NONE).unwrap(),
-        Weights::compiled(&b, &graph, &NONE).unwrap(),
-    );
+    let [ea, eb] = [&a, &b].map(|device| Weights::compiled(device, &graph, &NONE).unwrap());
     let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
     let cache = zeroed(8);
     let task = |exe: &Arc<Weights>, seq, pages: &[u32]| {
@@ -255,9 +260,7 @@ fn claims_of_caches_are_those_of_pages() {
 
 #[test]
 fn beside_real_devices_it_computes_at_once_and_reports_the_modelled_time() {
-    let clock = Arc::new(VirtualClock::new());
-    let device = open("p", "", "", &clock);
-    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
+    let (clock, device, exe) = opened("");
     let mut lane = lane(&device, Arc::new(RealClock::new()));
     let (x, y) = (zeroed(4), zeroed(4));
     filled(&x, 0.5);
@@ -293,10 +296,8 @@ fn with_numerics_off_time_passes_and_nothing_is_read() {
 
 #[test]
 fn a_queue_takes_as_many_lists_as_it_says() {
-    let clock = Arc::new(VirtualClock::new());
-    let device = open("p", "queue_depth = 2", "", &clock);
+    let (clock, device, exe) = opened("queue_depth = 2");
     assert_eq!(device.caps().queue_depth, 2);
-    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, clock.clone());
     let task = || run(&exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4);
     lane.queue.submit(list(0, vec![task()])).unwrap();
@@ -311,9 +312,7 @@ fn a_queue_takes_as_many_lists_as_it_says() {
 
 #[test]
 fn a_queue_that_is_dropped_gives_its_claims_back() {
-    let clock = Arc::new(VirtualClock::new());
-    let device = open("p", "", "", &clock);
-    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
+    let (clock, device, exe) = opened("");
     let mut lane = lane(&device, clock.clone());
     let (x, y) = (zeroed(4), zeroed(4));
     lane.queue.submit(list(0, vec![run(&exe, View::whole(&x), View::whole(&y), 4)])).unwrap();
@@ -354,11 +353,9 @@ fn static_shapes_are_those_of_the_bucket() {
 
 #[test]
 fn memory_of_its_own_is_the_only_one_it_takes() {
-    let clock = Arc::new(VirtualClock::new());
-    let device = open("p", "own_memory = true", "", &clock);
+    let (clock, device, exe) = opened("own_memory = true");
     let [own] = device.caps().spaces[..] else { panic!("{:?}", device.caps().spaces) };
     assert_ne!(own, SpaceId::HOST);
-    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
     let mut lane = lane(&device, Arc::new(RealClock::new()));
     let [x, y] = [0; 2].map(|_| View::whole(&device.allocate(256).unwrap()));
     let host = View::whole(&zeroed(4));
@@ -391,7 +388,7 @@ fn memory_of_its_own_is_the_only_one_it_takes() {
     assert!(e.contains("1 rows of 256 bytes do not go to 4 rows of 64 bytes"), "{e}");
     // A device without its own memory takes only the host's.
     let plain = open("q", "", "", &clock);
-    let exe = Weights::compiled(&plain, &product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = compiled(&plain);
     let mut lane = self::lane(&plain, Arc::new(RealClock::new()));
     let e = refusal(&mut lane, run(&exe, x, View::whole(&zeroed(4)), 4));
     assert!(e.contains("bound to other memory than the host's on device q"), "{e}");
@@ -471,9 +468,7 @@ fn loaded_graphs_are_counted_and_given_back() {
 
 #[test]
 fn bindings_are_held_to_the_limits() {
-    let clock = Arc::new(VirtualClock::new());
-    let device = open("p", "strided_rows = false\nmax_binding_bytes = 600", "", &clock);
-    let exe = Weights::compiled(&device, &product(Dim::Rows(4)), &ONES).unwrap();
+    let (clock, device, exe) = opened("strided_rows = false\nmax_binding_bytes = 600");
     let mut lane = lane(&device, Arc::new(RealClock::new()));
     let y = View::whole(&zeroed(4));
     let wide = Buffer::zeroed(4 * 128).unwrap();
@@ -607,8 +602,7 @@ fn processors_of_a_board_share_bandwidth_and_battery() {
     let (board, [a, b], clock) = board("");
     // Four rows of 64 bytes in and out, and 16 x 64 bytes of weights.
     let bytes = 4 * 128 + 1024;
-    let load = |d: &VirtualDevice| Weights::compiled(d, &product(Dim::Rows(4)), &ONES).unwrap();
-    let (ea, eb) = (load(&a), load(&b));
+    let [ea, eb] = [&a, &b].map(compiled);
     let (mut qa, mut qb) = (lane(&a, clock.clone()), lane(&b, clock.clone()));
     let task = |exe: &Arc<Weights>| run(exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4);
     qa.queue.submit(list(0, vec![task(&ea)])).unwrap();
@@ -642,7 +636,7 @@ fn processors_of_a_board_share_bandwidth_and_battery() {
 fn hand_overs_and_submissions_take_their_time() {
     let costs = "submit_us = 2\nhand_over = { blocking_us = 7, predicted_us = 3 }";
     let (_, [a, _], clock) = board(costs);
-    let exe = Weights::compiled(&a, &product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = compiled(&a);
     let mut qa = lane(&a, clock.clone());
     let task = || run(&exe, View::whole(&zeroed(4)), View::whole(&zeroed(4)), 4);
     for (waiting, expected) in [(Waiting::Block, 7000), (Waiting::Poll, 3000)] {
@@ -665,7 +659,7 @@ fn hand_overs_and_submissions_take_their_time() {
 fn slow_hand_overs_copy_what_was_written() {
     let more = "hand_over = { blocking_us = 7, predicted_us = 3, blocking_copies = true }";
     let (_, [a, _], clock) = board(more);
-    let exe = Weights::compiled(&a, &product(Dim::Rows(4)), &ONES).unwrap();
+    let exe = compiled(&a);
     let mut qa = lane(&a, clock.clone());
     for (waiting, expected) in [(Waiting::Block, 7000 + 4 * 64), (Waiting::Poll, 3000)] {
         let start = ns(&clock);
@@ -684,8 +678,7 @@ fn queues_that_wait_by_themselves_wait_for_each_other() {
     let costs = "queue_waits = true\nhand_over = { blocking_us = 7, predicted_us = 3 }";
     let (_, [a, b], clock) = board(costs);
     assert!(a.caps().queue_waits);
-    let load = |d: &VirtualDevice| Weights::compiled(d, &product(Dim::Rows(4)), &ONES).unwrap();
-    let (ea, eb) = (load(&a), load(&b));
+    let [ea, eb] = [&a, &b].map(compiled);
     let (send, done) = sync_channel(64);
     let mut qa = a.queue(0, clock.clone(), send.clone()).unwrap();
     let mut qb = b.queue(1, clock.clone(), send).unwrap();
