@@ -191,12 +191,7 @@ impl<'a> GraphRun<'a> {
     /// The rows of an input or an output.
     fn locate_rows(&self, value: &PlacedValue, r: &Rect) -> Result<Rect, DeviceError> {
         let (name, row, rows) = (&value.name, value.row_bytes(), value.rows_of(self.run.rows));
-        let (stride, fits) = if r.is_dense() {
-            (row, row.checked_mul(rows).is_some_and(|n| n <= r.span().len()))
-        } else {
-            (r.stride(), row == r.row_bytes() && rows <= r.rows())
-        };
-        let Some(rect) = Rect::new(r.offset(), rows, row, stride).filter(|_| fits) else {
+        let Some(rect) = r.first_rows(rows, row) else {
             let (has, bytes) = (r.rows(), r.row_bytes());
             let why =
                 format!("value {name} has {rows} rows of {row} bytes, its view {has} of {bytes}");

@@ -188,16 +188,7 @@ impl Limits {
                 format!("value {name} begins at byte {at}, which is no multiple of {multiple}");
             return self.misfit(&g.name, why);
         }
-        let stride = if r.is_dense() { row } else { r.stride() };
-        let rect = |rows| Rect::new(r.offset(), rows, row, stride);
-        let fits = |all: &Rect| {
-            if r.is_dense() {
-                all.span().len() <= r.span().len()
-            } else {
-                r.row_bytes() == row && rows <= r.rows()
-            }
-        };
-        let Some((all, valid)) = rect(rows).filter(fits).zip(rect(run.rows)) else {
+        let Some((all, valid)) = r.first_rows(rows, row).zip(r.first_rows(run.rows, row)) else {
             let (name, has, of) = (&value.name, r.rows(), r.row_bytes());
             let why =
                 format!("value {name} has {rows} rows of {row} bytes, its view {has} of {of}");

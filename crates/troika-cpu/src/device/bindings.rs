@@ -137,13 +137,7 @@ fn rows(
 ) -> Result<Rect, DeviceError> {
     let r = view.rect();
     let row = slot.dtype.row_bytes(slot.cols);
-    let (stride, fits) = if r.is_dense() {
-        (row, row.and_then(|row| row.checked_mul(rows)).is_some_and(|n| n <= r.span().len()))
-    } else {
-        (Some(r.stride()), row == Some(r.row_bytes()) && rows <= r.rows())
-    };
-    let rect = row.zip(stride).and_then(|(row, stride)| Rect::new(r.offset(), rows, row, stride));
-    match rect.filter(|_| fits) {
+    match row.and_then(|row| r.first_rows(rows, row)) {
         Some(rect) => aligned(exe, (slot, name), rect),
         None => {
             let why = format!(

@@ -73,6 +73,16 @@ impl Rect {
         Some(start..start + self.row_bytes)
     }
 
+    /// Its first rows, as rows of `row_bytes` bytes: without gaps they may be of any length. `None`
+    /// where it has no room for them.
+    pub fn first_rows(&self, rows: usize, row_bytes: usize) -> Option<Rect> {
+        let (stride, fits) = match self.is_dense() {
+            true => (row_bytes, row_bytes.checked_mul(rows)? <= self.span().len()),
+            false => (self.stride, row_bytes == self.row_bytes && rows <= self.rows),
+        };
+        Rect::new(self.offset, rows, row_bytes, stride).filter(|_| fits)
+    }
+
     /// Whether they share a byte. Exact for equal strides or if one is dense; otherwise overlapping
     /// spans count as overlap.
     pub fn overlaps(&self, other: &Rect) -> bool {

@@ -1,5 +1,4 @@
-//! Profiles: measurements of a model's segments on devices. `troika profile` writes this JSON file;
-//! the solver uses the fits in it. See the README beside this file.
+//! The file of a profile, and what was measured.
 
 use serde::{Deserialize, Serialize};
 use troika_model::lower::SegmentKind;

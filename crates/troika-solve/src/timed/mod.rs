@@ -367,13 +367,9 @@ impl TimedRun<'_> {
                 let bytes = experts.bytes(host.step, rows, self.of.program.packed.cols);
                 let dispatch =
                     Dispatched { experts: host.experts, set: host.set, rows, place: host.place };
-                TimedTask {
-                    grows: Some(Grows::Dispatched(dispatch)),
-                    ..TimedTask::beside(
-                        self.of.request.cost.moving(Mover::Host, device, bytes),
-                        awaited,
-                    )
-                }
+                let grows = Some(Grows::Dispatched(dispatch));
+                let need = self.of.request.cost.moving(Mover::Host, device, bytes);
+                TimedTask { grows, ..TimedTask::beside(need, awaited) }
             }
             NamedWork::Copy(copy) => {
                 let need = self.of.request.cost.moving(Mover::Copy, device, copy.from.bytes());
