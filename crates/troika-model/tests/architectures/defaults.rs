@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use troika_graph::Activation;
 
-use crate::{dense, golden, llama, model, moe, ropes, spec, windows, with, without};
+use crate::{attn, dense, golden, llama, model, moe, ropes, spec, windows, with, without};
 
 fn as_type(name: &str, changes: Value) -> Value {
     with(with(llama(), json!({ "model_type": name })), changes)
@@ -77,7 +77,7 @@ fn smollm3_rope_list_and_interval() {
 
 #[test]
 fn heads_and_their_width() {
-    let attn = |config: &Value| spec(config).layers[0].attention().unwrap().clone();
+    let attn = |config: &Value| attn(&spec(config), 0).clone();
     let no_kv = without(llama(), &["num_key_value_heads"]);
     assert_eq!(attn(&no_kv).kv_heads, 4);
     assert_eq!(attn(&with(llama(), json!({"num_key_value_heads": null}))).kv_heads, 4);
@@ -117,12 +117,12 @@ fn activations_of_gemma() {
 #[test]
 fn biases() {
     let s = spec(&with(llama(), json!({"attention_bias": true, "mlp_bias": true})));
-    let a = s.layers[0].attention().unwrap();
+    let a = attn(&s, 0);
     assert!(a.qkv_bias && a.o_bias && dense(&s, 0).bias);
     let off = as_type("gpt_oss", json!({"attention_bias": false}));
-    assert!(!spec(&off).layers[0].attention().unwrap().qkv_bias);
+    assert!(!attn(&spec(&off), 0).qkv_bias);
     let off = as_type("qwen2_moe", json!({"qkv_bias": false}));
-    assert!(!spec(&off).layers[0].attention().unwrap().qkv_bias);
+    assert!(!attn(&spec(&off), 0).qkv_bias);
 }
 
 #[test]
@@ -163,11 +163,11 @@ fn deepseek_scale_and_groups() {
     assert_eq!((moe(&s, 1).groups, moe(&s, 1).scale), (Some((4, 2)), 16.0));
     let m = 0.1 * 0.707 * 40f64.ln() + 1.0;
     let scale = (m * m / 24f64.sqrt()) as f32;
-    assert!((s.layers[0].attention().unwrap().scale - scale).abs() < 1e-7);
+    assert!((attn(&s, 0).scale - scale).abs() < 1e-7);
     // Equal factors cancel in sine and cosine.
-    assert_eq!(s.layers[0].attention().unwrap().rope.as_ref().unwrap().freqs.factor, 1.0);
+    assert_eq!(attn(&s, 0).rope.as_ref().unwrap().freqs.factor, 1.0);
     let absent = without(golden("deepseek-v2"), &["q_lora_rank"]);
-    assert_eq!(spec(&absent).layers[0].attention().unwrap().latent.unwrap().q_rank, Some(1536));
+    assert_eq!(attn(&spec(&absent), 0).latent.unwrap().q_rank, Some(1536));
 }
 
 /// A text_config omits its class's defaults: google/gemma-3-4b-it's.
@@ -183,7 +183,7 @@ fn a_sparse_text_config() {
         "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}
     });
     let m = model(&config);
-    let a = m.spec.layers[0].attention().unwrap();
+    let a = attn(&m.spec, 0);
     assert_eq!((m.spec.vocab, m.spec.hidden, m.spec.layers.len()), (262_208, 2560, 34));
     assert_eq!((a.heads, a.kv_heads, a.k_dim, a.window), (8, 4, 256, Some(1024)));
     assert!(m.spec.tied && m.spec.context == 131_072);

@@ -9,10 +9,10 @@ use troika_model::spec::{
 };
 use troika_weights::{FileSource, open};
 
-use crate::{data, dense, golden, model, moe, rms, ropes, spec, windows, with};
+use crate::{attn, data, dense, golden, model, moe, rms, ropes, spec, windows, with};
 
 fn shape(s: &ModelSpec) -> (usize, usize, usize, usize, usize, usize) {
-    let a = s.layers[0].attention().unwrap();
+    let a = attn(s, 0);
     (s.vocab, s.hidden, s.layers.len(), a.heads, a.kv_heads, a.k_dim)
 }
 
@@ -24,14 +24,8 @@ fn llama() {
     let l = &s.layers[0];
     assert_eq!((l.attn_pre, l.ffn_pre), (Some(rms(1e-5, 0.0)), Some(rms(1e-5, 0.0))));
     assert_eq!((l.attn_post, l.ffn_post, l.parallel), (None, None, false));
-    assert_eq!(
-        (
-            l.attention().unwrap().qkv_bias,
-            l.attention().unwrap().o_bias,
-            l.attention().unwrap().scale
-        ),
-        (false, false, 8f32.powf(-0.5))
-    );
+    let a = attn(&s, 0);
+    assert_eq!((a.qkv_bias, a.o_bias, a.scale), (false, false, 8f32.powf(-0.5)));
     let m = dense(&s, 0);
     assert_eq!((m.inter, m.act, m.gated, m.bias), (176, Activation::Silu, true, false));
     let s = spec(&golden("llama-3.2"));
@@ -53,19 +47,16 @@ fn mistral_and_mixtral() {
 fn qwen() {
     let s = spec(&golden("qwen1.5"));
     assert_eq!((shape(&s), s.tied), ((320, 48, 2, 6, 1, 8), false));
-    assert!(s.layers[0].attention().unwrap().qkv_bias && !s.layers[0].attention().unwrap().o_bias);
+    assert!(attn(&s, 0).qkv_bias && !attn(&s, 0).o_bias);
     assert!(spec(&golden("qwen2.5")).tied);
     let s = spec(&golden("qwen3"));
     assert_eq!(shape(&s), (257, 80, 3, 6, 1, 32));
     let norm = QkNorm { norm: rms(1e-6, 0.0), per_head: true, after_rope: false };
-    assert_eq!(
-        (s.layers[0].attention().unwrap().qk_norm, s.layers[0].attention().unwrap().qkv_bias),
-        (Some(norm), false)
-    );
+    assert_eq!((attn(&s, 0).qk_norm, attn(&s, 0).qkv_bias), (Some(norm), false));
     let s = spec(&golden("qwen3-moe"));
     let m = moe(&s, 2);
     assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (8, 3, 56, true));
-    assert_eq!(s.layers[0].attention().unwrap().qk_norm, Some(norm));
+    assert_eq!(attn(&s, 0).qk_norm, Some(norm));
     let s = spec(&golden("qwen2-moe"));
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (6, 2, 48, false));
@@ -77,10 +68,7 @@ fn qwen() {
 fn olmoe_norms_whole_projections() {
     let s = spec(&golden("olmoe"));
     let norm = QkNorm { norm: rms(1e-5, 0.0), per_head: false, after_rope: false };
-    assert_eq!(
-        (s.layers[0].attention().unwrap().qk_norm, s.layers[0].attention().unwrap().clip_qkv),
-        (Some(norm), None)
-    );
+    assert_eq!((attn(&s, 0).qk_norm, attn(&s, 0).clip_qkv), (Some(norm), None));
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.inter, m.normalize), (8, 3, 176, false));
 }
@@ -98,11 +86,7 @@ fn phi() {
     assert_eq!((shape(&s), windows(&s)), ((257, 32, 2, 4, 2, 8), vec![None; 2]));
     let s = spec(&golden("phimoe"));
     assert_eq!((s.layers[0].attn_pre, s.layers[0].ffn_pre), (Some(norm), Some(norm)));
-    assert!(
-        s.layers[0].attention().unwrap().qkv_bias
-            && s.layers[0].attention().unwrap().o_bias
-            && s.head_bias
-    );
+    assert!(attn(&s, 0).qkv_bias && attn(&s, 0).o_bias && s.head_bias);
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.score), (6, 2, Score::SparseMixer { eps: 0.01 }));
 }
@@ -122,9 +106,13 @@ fn gemma() {
     assert_eq!(windows(&s), [Some(8), None, Some(8), None]);
     let s = spec(&golden("gemma-3"));
     assert_eq!(windows(&s), [Some(8), Some(8), Some(8), Some(8), Some(8), None]);
-    let a = s.layers[0].attention().unwrap();
+    let a = attn(&s, 0);
     assert_eq!(a.qk_norm, Some(QkNorm { norm: rms(1e-6, 1.0), per_head: true, after_rope: false }));
     assert_eq!((a.softcap, s.logit_softcap, a.scale), (None, None, 32f32.powf(-0.5)));
+    // Multimodal configs have it as their text part.
+    let text = golden("gemma-3");
+    let outer = json!({"model_type": "gemma3", "text_config": text, "vision_config": {}});
+    assert_eq!(spec(&outer), s);
 }
 
 #[test]
@@ -143,7 +131,7 @@ fn layers_without_rope() {
 fn deepseek() {
     let s = spec(&golden("deepseek-v2"));
     assert_eq!(shape(&s), (320, 96, 3, 8, 8, 24));
-    let a = s.layers[0].attention().unwrap();
+    let a = attn(&s, 0);
     let l = a.latent.unwrap();
     assert_eq!((l.q_rank, l.kv_rank, l.nope, l.rope, a.v_dim), (None, 32, 16, 8, 16));
     let rope = a.rope.as_ref().unwrap();
@@ -158,7 +146,7 @@ fn deepseek() {
 fn gpt_oss() {
     let s = spec(&golden("gpt-oss"));
     assert_eq!(windows(&s), [Some(8), None, Some(8), None]);
-    let a = s.layers[0].attention().unwrap();
+    let a = attn(&s, 0);
     assert!(a.sinks && a.qkv_bias && a.o_bias);
     let m = moe(&s, 0);
     assert_eq!((m.experts, m.top_k, m.score), (4, 2, Score::TopKSoftmax));
@@ -256,7 +244,7 @@ fn layers_of_gemma_4_differ() {
         "use_bidirectional_attention": "vision"
     });
     let m = spec(&config);
-    let layer = |i: usize| (m.layers[i].attention().unwrap(), m.layers[i].dense().unwrap().inter);
+    let layer = |i: usize| (attn(&m, i), m.layers[i].dense().unwrap().inter);
     let of = |i| (layer(i).0.k_dim, layer(i).0.kv_heads, layer(i).0.v_is_k, layer(i).0.window);
     assert_eq!([of(1), of(4)], [(16, 2, false, Some(8)); 2]);
     assert_eq!([of(2), of(5)], [(32, 1, true, None); 2]);

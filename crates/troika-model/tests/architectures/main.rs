@@ -2,6 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod changes;
 mod defaults;
 mod gguf;
 mod golden;
@@ -16,7 +17,9 @@ use serde_json::{Value, json};
 use troika_graph::DType;
 use troika_model::families::{DescribedModel, from_config};
 use troika_model::lower::{LowerOptions, SegmentKind, WeightShape, lower, segment_kinds, segments};
-use troika_model::spec::{Key, Mlp, ModelSpec, Moe, Norm, WeightRequirement, weight_requirements};
+use troika_model::spec::{
+    Attn, Key, Mlp, ModelSpec, Moe, Norm, WeightRequirement, weight_requirements,
+};
 
 /// A folder of the repository's test data.
 fn data(kind: &str) -> PathBuf {
@@ -70,6 +73,10 @@ fn refusal(config: &Value) -> String {
 
 fn rms(eps: f32, offset: f32) -> Norm {
     Norm::Rms { eps, offset }
+}
+
+fn attn(spec: &ModelSpec, layer: usize) -> &Attn {
+    spec.layers[layer].attention().unwrap()
 }
 
 fn dense(spec: &ModelSpec, layer: usize) -> Mlp {

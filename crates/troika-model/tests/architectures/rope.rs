@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use troika_graph::{RopeFreqs, RopeStyle};
 use troika_model::spec::RopeSpec;
 
-use crate::{golden, llama, refusal, spec, with, without};
+use crate::{attn, golden, llama, refusal, spec, with, without};
 
 fn rope_of(config: &Value) -> RopeSpec {
-    spec(config).layers[0].attention().unwrap().rope.clone().unwrap()
+    attn(&spec(config), 0).rope.clone().unwrap()
 }
 
 fn close(freqs: &RopeFreqs, factor: f64, expected: &[f64]) {
@@ -252,7 +252,7 @@ fn old_and_new_spelling_are_the_same() {
     }
 }
 
-/// Moves the fields of `rope_parameters` to their places in older configs.
+/// Gives fields their names in older configs, and those of `rope_parameters` their places there.
 fn old_spelling(new: &Value, kind: &str) -> Value {
     let mut rope = new["rope_parameters"].as_object().unwrap().clone();
     let mut old = without(new.clone(), &["rope_parameters"]);
@@ -260,6 +260,10 @@ fn old_spelling(new: &Value, kind: &str) -> Value {
         if let Some(v) = rope.remove(field) {
             old[field] = v;
         }
+    }
+    for (new, name) in [("dtype", "torch_dtype"), ("num_local_experts", "num_experts")] {
+        let value = old.as_object_mut().unwrap().remove(new);
+        value.into_iter().for_each(|v| old[name] = v);
     }
     let name = rope.remove("rope_type").unwrap();
     old["rope_scaling"] = Value::Null;
@@ -273,15 +277,17 @@ fn old_spelling(new: &Value, kind: &str) -> Value {
 #[test]
 fn gemma3_has_two_ropes_in_both_spellings() {
     let new = golden("gemma-3");
-    let old = json!({"rope_theta": 1000000, "rope_local_base_freq": 10000, "rope_scaling": null});
-    assert_eq!(spec(&with(without(new.clone(), &["rope_parameters"]), old)), spec(&new));
+    let old = json!({"rope_theta": 1000000, "rope_local_base_freq": 10000, "rope_scaling": null,
+        "sliding_window_pattern": 6});
+    let fields = ["rope_parameters", "layer_types"];
+    assert_eq!(spec(&with(without(new.clone(), &fields), old)), spec(&new));
     // Both bases are defaults.
     assert_eq!(spec(&without(new.clone(), &["rope_parameters"])), spec(&new));
     let scaled = json!({"rope_scaling": {"rope_type": "linear", "factor": 8.0}});
     let scaled = spec(&with(without(new.clone(), &["rope_parameters"]), scaled));
     let plain = spec(&new);
     let freqs = |s: &troika_model::spec::ModelSpec, l: usize| {
-        s.layers[l].attention().unwrap().rope.as_ref().unwrap().freqs.inv_freq.clone()
+        attn(s, l).rope.as_ref().unwrap().freqs.inv_freq.clone()
     };
     assert_eq!(freqs(&scaled, 0), freqs(&plain, 0));
     let eighth: Vec<f32> = freqs(&plain, 5).iter().map(|f| f / 8.0).collect();
