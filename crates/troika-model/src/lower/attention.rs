@@ -59,21 +59,17 @@ impl Lowerer<'_> {
     fn attention(&mut self, at: At<'_>, a: &Attn, q: EdgeId, (k, v): KvEdges) -> Result<EdgeId> {
         let page_group = self.page_group(StateKind::Paged(a.window));
         let (k_width, v_width) = a.cache_widths();
-        let k_state = self.state(at.name("k cache"), k_width, page_group);
-        let v_state =
-            v.zip(v_width).map(|(v, width)| (v, self.state(at.name("v cache"), width, page_group)));
+        let mut kept = vec![(k, k_width, self.state(at.name("k cache"), k_width, page_group))];
+        if let Some((v, width)) = v.zip(v_width) {
+            kept.push((v, width, self.state(at.name("v cache"), width, page_group)));
+        }
         let bf16 = self.options.kv_dtype == DType::BF16;
         let mut e = Emit::new(self, SegmentKind::Attention, Some(at.index));
         let q = e.input(q);
-        let k = e.input(k);
-        let k_cache = e.state(k_state);
-        let mut caches = vec![k_cache];
-        e.graph.node(Op::KvAppend(KvAppend { width: k_width, page_group }), &[k], &[k_cache], &[]);
-        if let Some((v, v_state)) = v_state {
-            let v = e.input(v);
-            let cache = e.state(v_state);
-            let width = e.graph.cols(v);
-            e.graph.node(Op::KvAppend(KvAppend { width, page_group }), &[v], &[cache], &[]);
+        let mut caches = Vec::new();
+        for (edge, width, state) in kept {
+            let (x, cache) = (e.input(edge), e.state(state));
+            e.graph.node(Op::KvAppend(KvAppend { width, page_group }), &[x], &[cache], &[]);
             caches.push(cache);
         }
         let sinks = e.weight_if(a.sinks, WeightRole::Sinks)?;

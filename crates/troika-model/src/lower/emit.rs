@@ -1,9 +1,8 @@
 //! Builds a segment: a subgraph builder that knows the model's weights and edges.
 
-use std::sync::Arc;
-
 use troika_graph::{
-    ActivationFormat, DType, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl, WeightRef,
+    ActivationFormat, DType, Dim, Op, Shape, Subgraph, SubgraphBuilder, ValueId, WeightDecl,
+    WeightRef,
 };
 
 use super::lowerer::Lowerer;
@@ -13,57 +12,42 @@ use crate::spec::{Key, Norm, WeightRole};
 pub(super) struct Emit<'l, 'a> {
     pub lowerer: &'l mut Lowerer<'a>,
     pub graph: SubgraphBuilder,
-    kind: SegmentKind,
-    layer: Option<usize>,
-    inputs: Vec<EdgeId>,
-    states: Vec<StateId>,
-    outputs: Vec<EdgeId>,
+    /// What it becomes, without its graph.
+    segment: Segment,
+}
+
+/// The name of what belongs to a layer, if it does.
+fn in_layer(layer: Option<usize>, name: &str) -> String {
+    layer.map_or_else(|| name.to_string(), |l| format!("layer {l} {name}"))
 }
 
 impl<'l, 'a> Emit<'l, 'a> {
     pub fn new(lowerer: &'l mut Lowerer<'a>, kind: SegmentKind, layer: Option<usize>) -> Self {
-        let name = match layer {
-            Some(l) => format!("layer {l} {}", kind.name()),
-            None => kind.name().to_string(),
-        };
-        let graph = SubgraphBuilder::new(name, lowerer.options.max_rows);
-        Emit {
-            lowerer,
-            graph,
-            kind,
-            layer,
-            inputs: Vec::new(),
-            states: Vec::new(),
-            outputs: Vec::new(),
-        }
+        let graph = SubgraphBuilder::new(in_layer(layer, kind.name()), lowerer.options.max_rows);
+        let (inputs, states, outputs) = (Vec::new(), Vec::new(), Vec::new());
+        let segment = Segment { kind, layer, graph: Subgraph::default(), inputs, states, outputs };
+        Emit { lowerer, graph, segment }
     }
 
     pub fn input(&mut self, edge: EdgeId) -> ValueId {
-        self.inputs.push(edge);
-        let e = &self.lowerer.edges[edge.0];
+        self.segment.inputs.push(edge);
+        let e = &self.lowerer.lowered.edges[edge.0];
         self.graph.input(&e.name, e.cols, e.dtype)
     }
 
     pub fn state(&mut self, state: StateId) -> ValueId {
-        self.states.push(state);
-        let s = &self.lowerer.states[state.0];
-        let shape = Shape(vec![
-            troika_graph::Dim::KvLen(self.lowerer.options.max_kv),
-            troika_graph::Dim::Fixed(s.width),
-        ]);
+        self.segment.states.push(state);
+        let s = &self.lowerer.lowered.states[state.0];
+        let shape = Shape(vec![Dim::KvLen(self.lowerer.options.max_kv), Dim::Fixed(s.width)]);
         self.graph.state(&s.name, shape, s.dtype)
     }
 
     /// Passes a value to later segments.
     pub fn output(&mut self, name: &str, value: ValueId, dtype: DType) -> EdgeId {
-        let name = match self.layer {
-            Some(l) => format!("layer {l} {name}"),
-            None => name.to_string(),
-        };
-        let cols = self.graph.cols(value);
+        let (name, cols) = (in_layer(self.segment.layer, name), self.graph.cols(value));
         let edge = self.lowerer.edge(name, cols, dtype);
         self.graph.output(value);
-        self.outputs.push(edge);
+        self.segment.outputs.push(edge);
         edge
     }
 
@@ -75,14 +59,14 @@ impl<'l, 'a> Emit<'l, 'a> {
     }
 
     fn key(&self, role: WeightRole, index: Option<usize>) -> Key {
-        Key { role, layer: self.layer, index }
+        Key { role, layer: self.segment.layer, index }
     }
 
     pub fn weight_key(&mut self, key: Key) -> Result<WeightRef> {
         let shape =
             (self.lowerer.weights)(key).ok_or_else(|| LowerError::Unbound(key.to_string()))?;
-        let name: Arc<str> = key.to_string().into();
-        Ok(self.graph.weight(WeightDecl::whole(name, shape.rows, shape.cols, shape.dtype)))
+        let decl = WeightDecl::whole(key.to_string().into(), shape.rows, shape.cols, shape.dtype);
+        Ok(self.graph.weight(decl))
     }
 
     pub fn weight(&mut self, role: WeightRole) -> Result<WeightRef> {
@@ -121,7 +105,7 @@ impl<'l, 'a> Emit<'l, 'a> {
         activations: ActivationFormat,
     ) -> Result<ValueId> {
         let bias = bias.map(|b| self.weight(b)).transpose()?;
-        let rows = self.weight_rows(weight);
+        let rows = self.graph.weight_decl(weight).rows;
         let op = Op::Linear { weight, bias, activations, form: None };
         Ok(self.graph.op("linear", op, &[x], rows))
     }
@@ -142,10 +126,6 @@ impl<'l, 'a> Emit<'l, 'a> {
             Some(DType::BF16) if one_type => ActivationFormat::Bf16,
             _ => ActivationFormat::F32,
         }
-    }
-
-    pub fn weight_rows(&self, w: WeightRef) -> usize {
-        self.graph.weight_decl(w).rows
     }
 
     /// Normalises groups of `group` columns (the whole width when 0).
@@ -186,15 +166,8 @@ impl<'l, 'a> Emit<'l, 'a> {
     }
 
     pub fn finish(self) -> Result<()> {
-        let graph: Subgraph = self.graph.finish()?;
-        self.lowerer.segments.push(Segment {
-            kind: self.kind,
-            layer: self.layer,
-            graph,
-            inputs: self.inputs,
-            states: self.states,
-            outputs: self.outputs,
-        });
+        let graph = self.graph.finish()?;
+        self.lowerer.lowered.segments.push(Segment { graph, ..self.segment });
         Ok(())
     }
 }

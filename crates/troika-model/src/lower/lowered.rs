@@ -223,7 +223,7 @@ pub struct Segment {
 }
 
 /// A lowered model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lowered {
     /// Segments in execution order; the last one is the head.
     pub segments: Vec<Segment>,

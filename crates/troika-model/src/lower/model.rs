@@ -1,5 +1,7 @@
 //! The whole model: embedding, layers, head.
 
+use std::collections::BTreeMap;
+
 use troika_graph::{DType, Op};
 
 use super::emit::Emit;
@@ -16,7 +18,8 @@ pub fn lower(
     weights: WeightShapes<'_>,
     options: LowerOptions,
 ) -> Result<Lowered> {
-    let mut l = Lowerer::new(spec, weights, options);
+    let (lowered, kv) = (Lowered::default(), BTreeMap::new());
+    let mut l = Lowerer { spec, options, weights, lowered, kv };
     l.edge("ids".into(), 1, DType::I32);
     l.edge("positions".into(), 1, DType::I32);
     let (mut x, own) = l.embed()?;
@@ -33,10 +36,8 @@ pub fn lower(
             Some(Mixer::DeltaRule(delta)) => l.delta_rule(at, delta, x)?,
             None => x,
         };
-        let mixed = match &layer.beside {
-            Some(m) => l.mamba2(at, m, x, mixed)?,
-            None => mixed,
-        };
+        let beside = layer.beside.as_ref();
+        let mixed = beside.map_or(Ok(mixed), |m| l.mamba2(at, m, x, mixed))?;
         x = match &layer.ffn {
             Some(Ffn::Dense(mlp)) => l.dense(at, mlp, x, mixed)?,
             Some(Ffn::Moe(moe)) => l.moe(at, moe, x, mixed)?,
@@ -47,12 +48,7 @@ pub fn lower(
         }
     }
     l.head(x)?;
-    Ok(Lowered {
-        segments: l.segments,
-        edges: l.edges,
-        states: l.states,
-        page_groups: l.page_groups,
-    })
+    Ok(l.lowered)
 }
 
 impl Lowerer<'_> {
