@@ -174,10 +174,13 @@ impl Build {
         self.b.input(name, 1, DType::I32)
     }
 
+    fn state(&mut self, cols: usize, dtype: DType) -> ValueId {
+        self.b.state("cache", Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(cols)]), dtype)
+    }
+
     /// Appends rows to a cache.
     pub fn append(&mut self, x: ValueId, cols: usize, dtype: DType, page_group: usize) -> ValueId {
-        let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(cols)]);
-        let cache = self.b.state("cache", shape, dtype);
+        let cache = self.state(cols, dtype);
         self.b.node(Op::KvAppend(KvAppend { width: cols, page_group }), &[x], &[cache], &[]);
         cache
     }
@@ -185,6 +188,19 @@ impl Build {
     /// The case that ends in an op.
     pub fn op(mut self, op: Op, inputs: &[ValueId], cols: usize) -> Result<DeviceCase> {
         let y = self.b.op("y", op, inputs, cols);
+        self.done(&[y])
+    }
+
+    /// The case that ends in an op with a state, whose rows have `width` columns.
+    pub fn stateful(
+        mut self,
+        op: Op,
+        inputs: &[ValueId],
+        width: usize,
+        cols: usize,
+    ) -> Result<DeviceCase> {
+        let state = self.state(width, DType::F32);
+        let y = self.b.stateful("y", op, inputs, state, cols);
         self.done(&[y])
     }
 

@@ -2,12 +2,12 @@
 
 use troika_device::DeviceError;
 use troika_graph::{
-    Activation, ActivationFormat, Attention, DType, Decay, DecayingSum, DeltaRule, Dim,
-    ExpertGroup, Experts, HeadLinear, Mamba2, Op, ProductForm, Rescale, RopeStyle, Router,
-    ScaleOrigin, Score, Shape, ShortConv, WeightDecl, WeightSlice, form_products,
+    Activation, ActivationFormat, Attention, DType, Decay, DecayingSum, DeltaRule, ExpertGroup,
+    Experts, HeadLinear, Mamba2, Op, ProductForm, Rescale, RopeStyle, Router, ScaleOrigin, Score,
+    ShortConv, WeightDecl, WeightSlice, form_products,
 };
 
-use crate::build::{Build, DeviceCase, MAX_ROWS, POSITIONS, Result, plain_attention};
+use crate::build::{Build, DeviceCase, MAX_ROWS, Result, plain_attention};
 
 /// Tolerance of f32 products, for another order of summation.
 const F32: f32 = 2e-5;
@@ -167,11 +167,8 @@ fn append(name: &str, dtype: DType) -> Result<DeviceCase> {
 fn decaying_sum() -> Result<DeviceCase> {
     let mut b = case("decaying_sum");
     let x = b.floats(10);
-    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(10)]);
-    let state = b.b.state("sum", shape, DType::F32);
     let op = Op::DecayingSum(DecayingSum { width: 10, decay: 0.75, page_group: 3 });
-    let y = b.b.stateful("y", op, &[x], state, 10);
-    b.done(&[y])
+    b.stateful(op, &[x], 10, 10)
 }
 
 fn short_conv(name: &str, gated: bool) -> Result<DeviceCase> {
@@ -181,10 +178,7 @@ fn short_conv(name: &str, gated: bool) -> Result<DeviceCase> {
     let bias = if gated { None } else { Some(b.weight(DType::F32, 1, width)?) };
     let op = ShortConv { weight, bias, width, taps, silu: !gated, gated, page_group: 3 };
     let x = b.floats(if gated { 3 * width } else { width });
-    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed((taps - 1) * width)]);
-    let state = b.b.state("inputs", shape, DType::F32);
-    let y = b.b.stateful("y", Op::ShortConv(op), &[x], state, width);
-    b.done(&[y])
+    b.stateful(Op::ShortConv(op), &[x], (taps - 1) * width, width)
 }
 
 fn mamba2(name: &str, state_size: usize) -> Result<DeviceCase> {
@@ -211,10 +205,7 @@ fn mamba2(name: &str, state_size: usize) -> Result<DeviceCase> {
     let inner = heads * head_dim;
     let x = b.floats(inner + 2 * groups * state_size);
     let dt = b.b.input("dt", heads, DType::F32);
-    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(inner * state_size)]);
-    let state = b.b.state("state", shape, DType::F32);
-    let y = b.b.stateful("y", Op::Mamba2(op), &[x, dt], state, inner);
-    b.done(&[y])
+    b.stateful(Op::Mamba2(op), &[x, dt], inner * state_size, inner)
 }
 
 fn norm_of_groups() -> Result<DeviceCase> {
@@ -243,10 +234,7 @@ fn delta_rule(name: &str, decay: Decay, key_dim: usize) -> Result<DeviceCase> {
     let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
     let decays = if by_channel { value_heads * key_dim } else { value_heads };
     let x = [values, keys, keys, decays, value_heads].map(|cols| b.floats(cols));
-    let shape = Shape(vec![Dim::KvLen(POSITIONS), Dim::Fixed(key_dim * values)]);
-    let state = b.b.state("rule", shape, DType::F32);
-    let y = b.b.stateful("y", Op::DeltaRule(op), &x, state, values);
-    b.done(&[y])
+    b.stateful(Op::DeltaRule(op), &x, key_dim * values, values)
 }
 
 /// Cases of ops that have states.

@@ -93,25 +93,29 @@ fn activations(op: &mut Op) -> Option<&mut ActivationFormat> {
 #[cfg(test)]
 mod tests {
     use super::{adapt_activations, restrict_activations};
-    use crate::{ActivationFormat, DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
+    use crate::ActivationFormat::{self, Bf16, F32};
+    use crate::{DType, Op, Subgraph, SubgraphBuilder, WeightDecl};
 
     const INT7: ActivationFormat = ActivationFormat::by_32_columns(7);
+    const INT8: ActivationFormat = ActivationFormat::INT8;
 
     fn products() -> Subgraph {
         let mut g = SubgraphBuilder::new("products", 4);
         let mut x = g.input("x", 64, DType::F32);
-        for (dtype, activations) in [
-            (DType::Q8_0, ActivationFormat::INT8),
-            (DType::BF16, ActivationFormat::Bf16),
-            (DType::F32, ActivationFormat::F32),
-        ] {
-            let name = dtype.name().into();
-            let decl = WeightDecl { name, rows: 64, cols: 64, dtype, slice: None };
-            let weight = g.weight(decl);
+        for (dtype, activations) in [(DType::Q8_0, INT8), (DType::BF16, Bf16), (DType::F32, F32)] {
+            let weight = g.weight(WeightDecl::whole(dtype.name().into(), 64, 64, dtype));
             x = g.op("y", Op::Linear { weight, bias: None, activations, form: None }, &[x], 64);
         }
         g.output(x);
         g.finish().unwrap()
+    }
+
+    fn formats(graph: &Subgraph) -> Vec<ActivationFormat> {
+        let of = |op: &Op| match op {
+            Op::Linear { activations, .. } => *activations,
+            other => panic!("{other:?}"),
+        };
+        graph.nodes.iter().map(|n| of(&n.op)).collect()
     }
 
     /// Seven bits are only for eight-bit weights: activations of four-bit weights have eight.
@@ -119,51 +123,28 @@ mod tests {
     fn seven_bits_are_for_weights_that_use_all_bits() {
         let mut graph = products();
         graph.weights[0].dtype = DType::Q4_0;
-        for (allowed, expected) in [
-            (&[ActivationFormat::INT8, INT7][..], ActivationFormat::INT8),
-            (&[ActivationFormat::Bf16], ActivationFormat::F32),
-        ] {
-            let restricted = restrict_activations(&graph, allowed);
-            let Op::Linear { activations, .. } = restricted.nodes[0].op else { panic!() };
-            assert_eq!(activations, expected);
+        for (allowed, expected) in [(&[INT8, INT7][..], INT8), (&[Bf16], F32)] {
+            assert_eq!(formats(&restrict_activations(&graph, allowed))[0], expected);
         }
     }
 
     #[test]
     fn formats_that_are_not_allowed_become_f32() {
-        let formats = |graph: &Subgraph| -> Vec<ActivationFormat> {
-            let of = |op: &Op| match op {
-                Op::Linear { activations, .. } => *activations,
-                other => panic!("{other:?}"),
-            };
-            graph.nodes.iter().map(|n| of(&n.op)).collect()
-        };
         let graph = products();
         for (allowed, expected) in [
-            (&[][..], [ActivationFormat::F32, ActivationFormat::F32, ActivationFormat::F32]),
-            (
-                &[ActivationFormat::INT8],
-                [ActivationFormat::INT8, ActivationFormat::F32, ActivationFormat::F32],
-            ),
-            (
-                &[ActivationFormat::Bf16],
-                [ActivationFormat::F32, ActivationFormat::Bf16, ActivationFormat::F32],
-            ),
-            (
-                &[ActivationFormat::Bf16, ActivationFormat::INT8],
-                [ActivationFormat::INT8, ActivationFormat::Bf16, ActivationFormat::F32],
-            ),
-            (&[ActivationFormat::INT8, INT7], [INT7, ActivationFormat::F32, ActivationFormat::F32]),
+            (&[][..], [F32, F32, F32]),
+            (&[INT8], [INT8, F32, F32]),
+            (&[Bf16], [F32, Bf16, F32]),
+            (&[Bf16, INT8], [INT8, Bf16, F32]),
+            (&[INT8, INT7], [INT7, F32, F32]),
         ] {
             let restricted = restrict_activations(&graph, allowed);
             assert_eq!(formats(&restricted), expected);
             crate::verify(&restricted).unwrap();
         }
         // A device that could do with fewer bits keeps what a plan chose, or else takes its own.
-        let eight = restrict_activations(&graph, &[ActivationFormat::INT8]);
+        let eight = restrict_activations(&graph, &[INT8]);
         let first = |allowed: &[ActivationFormat]| formats(&adapt_activations(&eight, allowed))[0];
-        assert_eq!(first(&[ActivationFormat::INT8, INT7]), ActivationFormat::INT8);
-        assert_eq!(first(&[INT7]), INT7);
-        assert_eq!(first(&[ActivationFormat::Bf16]), ActivationFormat::F32);
+        assert_eq!((first(&[INT8, INT7]), first(&[INT7]), first(&[Bf16])), (INT8, INT7, F32));
     }
 }

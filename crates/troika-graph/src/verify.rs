@@ -86,12 +86,7 @@ fn bound_values(g: &Subgraph) -> Checked {
 /// Checks that a value is `[rows, cols]` of a computable type, and the rows of a state.
 fn value(g: &Subgraph, index: usize, v: &Value) -> Checked {
     let state = g.states.iter().any(|s| s.0 as usize == index);
-    let typed = match v.dtype {
-        DType::F32 => true,
-        DType::I32 => !state,
-        DType::F16 | DType::BF16 => true,
-        _ => false,
-    };
+    let typed = v.dtype.is_float() || v.dtype == DType::I32 && !state;
     want(typed, || format!("{} has type {}", v.name, v.dtype))?;
     let shaped = match v.shape.0[..] {
         [Dim::Rows(_), Dim::Fixed(_)] => !state,

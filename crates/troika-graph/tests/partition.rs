@@ -169,13 +169,12 @@ fn split(g: &Subgraph, shares: &[u32], tile: usize, groups: Option<usize>) -> Pa
 fn experts_are_cut_from_what_is_around_them() {
     let g = experts();
     let around = around_experts(&g).unwrap();
-    let ops = |p: &Piece| p.graph.nodes.iter().map(|n| n.op.name()).collect::<Vec<_>>();
-    assert_eq!(ops(around.before.as_ref().unwrap()), ["rms_norm", "linear", "router"]);
-    assert_eq!(ops(&around.experts), ["experts"]);
+    assert_eq!(names(around.before.as_ref().unwrap()), ["rms_norm", "linear", "router"]);
+    assert_eq!(names(&around.experts), ["experts"]);
     let beside = ["linear", "linear", "gate", "linear", "linear", "sigmoid_gate"];
-    assert_eq!(ops(around.beside.as_ref().unwrap()), beside);
+    assert_eq!(names(around.beside.as_ref().unwrap()), beside);
     let after = around.after.as_ref().unwrap();
-    assert_eq!(ops(after), ["add", "add"]);
+    assert_eq!(names(after), ["add", "add"]);
     let mut written = Written::default();
     let pieces =
         [around.before.as_ref(), Some(&around.experts), around.beside.as_ref(), Some(after)];
@@ -221,17 +220,15 @@ fn a_group_has_the_experts_it_is_asked_for_in_that_order() {
 fn the_products_of_an_expert_split_by_columns() {
     let g = experts();
     let whole = expert_products(&g, 2, 5).unwrap();
-    let names: Vec<&str> = whole.weights.iter().map(|w| &*w.name).collect();
-    assert_eq!(names, ["eg 2", "eu 2", "ed 2"]);
+    let weights: Vec<&str> = whole.weights.iter().map(|w| &*w.name).collect();
+    assert_eq!(weights, ["eg 2", "eu 2", "ed 2"]);
     assert_eq!(whole.max_rows(), 5);
-    let split = ColumnSplit { shares: vec![1, 1], tile: 2, groups: None };
-    let split = split_columns(&whole, &split).unwrap();
+    let split = split(&whole, &[1, 1], 2, None);
     let pieces: Vec<usize> = split.stages.iter().map(|s| s.pieces.len()).collect();
     assert_eq!(pieces, [2, 2]);
     assert!(kept(&whole, &split).is_empty());
-    let ops = |p: &Piece| p.graph.nodes.iter().map(|n| n.op.name()).collect::<Vec<_>>();
-    assert_eq!(ops(&split.stages[0].pieces[1]), ["linear", "linear", "gate"]);
-    assert_eq!(ops(&split.stages[1].pieces[0]), ["linear"]);
+    assert_eq!(names(&split.stages[0].pieces[1]), ["linear", "linear", "gate"]);
+    assert_eq!(names(&split.stages[1].pieces[0]), ["linear"]);
     assert!(matches!(expert_products(&g, 4, 5), Err(PartitionError::NoExpert { expert: 4, .. })));
     assert!(matches!(expert_products(&g, 1, 0), Err(PartitionError::Zero { .. })));
 }

@@ -24,7 +24,7 @@ pub struct Columns {
 
 /// A subgraph that computes a part of another one. For its inputs, states and outputs it names the
 /// columns of the other's values; the slices in [`Subgraph::weights`] name the rows of weights.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     /// Index of its part in [`super::ColumnSplit::shares`]; for a cut, the piece's own index.
     pub part: usize,
@@ -42,27 +42,17 @@ pub struct Piece {
 /// A piece under construction.
 pub(super) struct PieceBuilder<'g> {
     from: &'g Subgraph,
-    graph: Subgraph,
+    piece: Piece,
     values: HashMap<Columns, ValueId>,
     /// By weight, rows, columns and slice.
     weights: HashMap<(WeightRef, usize, usize, Option<WeightSlice>), WeightRef>,
-    inputs: Vec<Columns>,
-    states: Vec<Columns>,
-    outputs: Vec<Columns>,
 }
 
 impl<'g> PieceBuilder<'g> {
     pub fn new(from: &'g Subgraph, name: String) -> Self {
         let graph = Subgraph { name, ..Subgraph::default() };
-        PieceBuilder {
-            from,
-            graph,
-            values: HashMap::new(),
-            weights: HashMap::new(),
-            inputs: Vec::new(),
-            states: Vec::new(),
-            outputs: Vec::new(),
-        }
+        let piece = Piece { graph, ..Piece::default() };
+        PieceBuilder { from, piece, values: HashMap::new(), weights: HashMap::new() }
     }
 
     /// The columns of a value that an op reads or computes for its share.
@@ -78,8 +68,9 @@ impl<'g> PieceBuilder<'g> {
         let first = whole.shape.0.first().copied().unwrap_or(Dim::Fixed(1));
         let (name, dtype) = (whole.name.clone(), whole.dtype);
         let shape = Shape(vec![first, Dim::Fixed(columns.cols.len())]);
-        self.graph.values.push(Value { name, shape, dtype });
-        let id = ValueId(self.graph.values.len() as u32 - 1);
+        let values = &mut self.piece.graph.values;
+        values.push(Value { name, shape, dtype });
+        let id = ValueId(values.len() as u32 - 1);
         self.values.insert(columns, id);
         id
     }
@@ -90,8 +81,8 @@ impl<'g> PieceBuilder<'g> {
             return *id;
         }
         let id = self.add(columns.clone());
-        self.graph.inputs.push(id);
-        self.inputs.push(columns);
+        self.piece.graph.inputs.push(id);
+        self.piece.inputs.push(columns);
         id
     }
 
@@ -100,16 +91,16 @@ impl<'g> PieceBuilder<'g> {
             return *id;
         }
         let id = self.add(columns.clone());
-        self.graph.states.push(id);
-        self.states.push(columns);
+        self.piece.graph.states.push(id);
+        self.piece.states.push(columns);
         id
     }
 
     fn declare(&mut self, w: WeightRef, decl: WeightDecl) -> WeightRef {
-        let next = WeightRef(self.graph.weights.len() as u32);
+        let next = WeightRef(self.piece.graph.weights.len() as u32);
         let known = *self.weights.entry((w, decl.rows, decl.cols, decl.slice)).or_insert(next);
         if known == next {
-            self.graph.weights.push(decl);
+            self.piece.graph.weights.push(decl);
         }
         known
     }
@@ -152,35 +143,33 @@ impl<'g> PieceBuilder<'g> {
     pub fn node(&mut self, node: &Node, take: &Take) {
         let op = part_of(&node.op, take, self);
         let inputs = node.inputs.iter().enumerate();
-        let inputs = inputs.map(|(i, v)| self.columns(*v, take, reads_input(&node.op, i)));
-        let inputs: Vec<Columns> = inputs.collect();
-        let inputs = inputs.into_iter().map(|c| self.read(c)).collect();
-        let states = node.states.iter();
-        let states = states.map(|v| self.columns(*v, take, reads_states(&node.op)));
-        let states: Vec<Columns> = states.collect();
-        let states = states.into_iter().map(|c| self.state(c)).collect();
-        let outputs = node.outputs.iter().map(|v| self.columns(*v, take, Reads::Columns));
-        let outputs: Vec<Columns> = outputs.collect();
-        let outputs = outputs.into_iter().map(|c| self.add(c)).collect();
-        self.graph.nodes.push(Node { op, inputs, states, outputs });
+        let read = |(i, v): (usize, &ValueId)| {
+            let columns = self.columns(*v, take, reads_input(&node.op, i));
+            self.read(columns)
+        };
+        let inputs = inputs.map(read).collect();
+        let state = |v: &ValueId| self.state(self.columns(*v, take, reads_states(&node.op)));
+        let states = node.states.iter().map(state).collect();
+        let output = |v: &ValueId| self.add(self.columns(*v, take, Reads::Columns));
+        let outputs = node.outputs.iter().map(output).collect();
+        self.piece.graph.nodes.push(Node { op, inputs, states, outputs });
     }
 
     /// Marks an output: the share of a value that was computed here, or an input.
     pub fn output(&mut self, value: ValueId, take: &Take) {
         let columns = self.columns(value, take, Reads::Columns);
-        if self.outputs.contains(&columns) {
+        if self.piece.outputs.contains(&columns) {
             return;
         }
         let id = self.read(columns.clone());
-        self.graph.outputs.push(id);
-        self.outputs.push(columns);
+        self.piece.graph.outputs.push(id);
+        self.piece.outputs.push(columns);
     }
 
     /// Verifies and returns the piece.
     pub fn finish(self, part: usize) -> Result<Piece, GraphError> {
-        verify(&self.graph)?;
-        let PieceBuilder { graph, inputs, states, outputs, .. } = self;
-        Ok(Piece { part, graph, inputs, states, outputs })
+        verify(&self.piece.graph)?;
+        Ok(Piece { part, ..self.piece })
     }
 }
 

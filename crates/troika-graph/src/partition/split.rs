@@ -2,7 +2,7 @@
 
 use super::piece::Piece;
 use crate::op::Op;
-use crate::subgraph::Subgraph;
+use crate::subgraph::{Node, Subgraph};
 use crate::verify::GraphError;
 
 /// How the columns of a graph's results are divided.
@@ -91,8 +91,6 @@ pub enum PartitionError {
 /// The number of key/value heads of a graph's attention, if it has one. It is the value of
 /// [`ColumnSplit::groups`] for the projections in front.
 pub fn kv_heads(graph: &Subgraph) -> Option<usize> {
-    graph.nodes.iter().find_map(|n| match &n.op {
-        Op::Attention(a) => Some(a.kv_heads),
-        _ => None,
-    })
+    let heads = |n: &Node| if let Op::Attention(a) = &n.op { Some(a.kv_heads) } else { None };
+    graph.nodes.iter().find_map(heads)
 }

@@ -92,10 +92,11 @@ fn never(graph: &Subgraph, node: &Node) -> bool {
         | Op::Mamba2(_)
         | Op::Experts(_)
         | Op::ExpertGroup(_)
-        | Op::Router(_) => true,
-        Op::Linear { .. } | Op::Outliers { .. } | Op::Attention(_) | Op::HeadLinear(_) => {
-            groups(graph, node).is_none()
-        }
+        | Op::Router(_)
+        | Op::Linear { .. }
+        | Op::Outliers { .. }
+        | Op::Attention(_)
+        | Op::HeadLinear(_) => groups(graph, node).is_none(),
         _ => false,
     }
 }
