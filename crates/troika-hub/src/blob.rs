@@ -213,12 +213,12 @@ impl PartialBlob<'_> {
             file.set_len(0).map_err(io)?;
             (self.there, *check) = (0, Check::new(&self.etag, self.size));
         }
-        let mut reader = answer.into_reader();
+        let mut read = answer.into_reader();
         let mut buffer = vec![0; BUFFER];
         let mut told = self.there;
         // A server without ranges sends all of the file, of which the rest is not read.
         while self.there < end || end == self.size {
-            let n = match reader.read(&mut buffer)? {
+            let n = match read(&mut buffer)? {
                 0 if self.there < end => {
                     let cause = format!("{} of {} bytes arrived", self.there, self.size);
                     return Err(Trouble::Passing(cause, None).into());
@@ -282,11 +282,7 @@ impl PartialBlob<'_> {
             std::fs::remove_file(&pointer)?;
         }
         let up = "../".repeat(name.split('/').count() + 1);
-        let linked = match cfg!(unix) {
-            true => symlink(Path::new(&format!("{up}blobs/{}", self.etag)), &pointer),
-            false => std::fs::hard_link(&self.blob, &pointer)
-                .or_else(|_| std::fs::copy(&self.blob, &pointer).map(|_| ())),
-        };
+        let linked = link(&format!("{up}blobs/{}", self.etag), &self.blob, &pointer);
         // An existing file of this name is right already.
         linked.or_else(|e| if e.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(e) })
     }
@@ -304,11 +300,11 @@ fn length(path: &Path) -> Option<u64> {
 }
 
 #[cfg(unix)]
-fn symlink(target: &Path, pointer: &Path) -> io::Result<()> {
+fn link(target: &str, _: &Path, pointer: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, pointer)
 }
 
 #[cfg(not(unix))]
-fn symlink(_: &Path, _: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
+fn link(_: &str, blob: &Path, pointer: &Path) -> io::Result<()> {
+    std::fs::hard_link(blob, pointer).or_else(|_| std::fs::copy(blob, pointer).map(|_| ()))
 }

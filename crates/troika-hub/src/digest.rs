@@ -41,15 +41,12 @@ impl Check {
         if self.context.is_none() {
             return Ok(());
         }
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(n) => self.update(&buffer[..n]),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+        let mut buffer = Vec::new();
+        while file.by_ref().take(1 << 20).read_to_end(&mut buffer)? > 0 {
+            self.update(&buffer);
+            buffer.clear();
         }
+        Ok(())
     }
 
     /// Whether the bytes match the name.

@@ -243,26 +243,13 @@ impl Answer {
         })
     }
 
-    /// The body.
-    pub fn into_reader(self) -> Incoming<impl Read> {
-        Incoming { reader: self.response.into_body().into_reader(), limits: self.limits }
-    }
-}
-
-/// Bytes from the network, with errors that say what happened.
-pub struct Incoming<R> {
-    reader: R,
-    limits: Limits,
-}
-
-impl<R: Read> Incoming<R> {
-    /// Reads some bytes; 0 at the end.
-    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Trouble> {
-        loop {
-            match self.reader.read(buffer) {
+    /// The body: each call reads some bytes of it, 0 at its end. Errors say what happened.
+    pub fn into_reader(self) -> impl FnMut(&mut [u8]) -> Result<usize, Trouble> {
+        let mut reader = self.response.into_body().into_reader();
+        move |buffer: &mut [u8]| loop {
+            match reader.read(buffer) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.limits.trouble(e.into())),
-                Ok(n) => return Ok(n),
+                read => return read.map_err(|e| self.limits.trouble(e.into())),
             }
         }
     }

@@ -2,18 +2,18 @@
 
 use std::time::Instant;
 
-use super::online::{WEIGHTS, assert_complete, model, options, weights};
+use super::online::{WEIGHTS, assert_complete, model, weights};
 use super::server::{Behaviour, Ranges, Server, etag};
 use super::*;
 
 /// The error for a model on such a server, and the notes before it.
 fn said(behaviour: Behaviour) -> (String, Vec<String>) {
-    let (server, folder) = (Server::start(behaviour), tempfile::tempdir().expect("folder"));
+    let server = Server::start(behaviour);
     let start = Instant::now();
-    let (got, told) = run("o/n", &options(&server, folder.path()));
+    let (got, told) = server.run();
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-    let blobs = folder.path().join("models--o--n/blobs").join(etag(&weights()));
-    assert!(!blobs.exists() && !folder.path().join("models--o--n/refs/main").exists());
+    let blob = server.home().join("blobs").join(etag(&weights()));
+    assert!(!blob.exists() && !server.home().join("refs/main").exists());
     (got.expect_err("no model").to_string(), told)
 }
 
@@ -39,16 +39,14 @@ fn redirects_end() {
 #[test]
 fn a_stalled_download_is_given_up_and_goes_on_later() {
     let stalled = Behaviour { cut_at: 300_000, cuts: 3, stall: true, ..model() };
-    let (server, folder) = (Server::start(stalled), tempfile::tempdir().expect("folder"));
-    let options = options(&server, folder.path());
-    let (got, told) = run("o/n", &options);
+    let server = Server::start(stalled);
+    let (got, told) = server.run();
     let text = got.expect_err("no model").to_string();
     assert!(text.contains("nothing arrived for 1 s"), "{text}");
     assert_eq!(told.iter().filter(|line| line.contains("trying again")).count(), 2, "{told:?}");
-    let part = folder.path().join(format!("models--o--n/blobs/{}.part", etag(&weights())));
-    assert_eq!(part.metadata().expect("a part").len(), 900_000);
+    assert_eq!(server.part().metadata().expect("a part").len(), 900_000);
     server.requests();
-    assert_complete(&run("o/n", &options).0.expect("a model"));
+    server.completes();
     let last = server.requests().pop().expect("a request");
     assert!(last.ends_with(" 900000-"), "{last}");
 }
@@ -57,11 +55,11 @@ fn a_stalled_download_is_given_up_and_goes_on_later() {
 fn a_slow_download_is_not_cut() {
     // Three times as long as any limit, and never silent for long.
     let slow = Some((WEIGHTS / 12, Duration::from_millis(300)));
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let server = Server::start(model());
     server.now(|behaviour| behaviour.slow = slow);
     let limits = Limits { silence: Duration::from_millis(900), ..quick() };
     let limits = Limits { answer: Duration::from_secs(1), tries: 1, ..limits };
-    let (got, told) = run_within("o/n", &options(&server, folder.path()), limits);
+    let (got, told) = run_within("o/n", &server.options(), limits);
     assert_complete(&got.expect("a model"));
     assert!(!told.iter().any(|line| line.starts_with("note")), "{told:?}");
 }
@@ -74,11 +72,7 @@ fn half_a_header_and_no_header_are_not_waited_for() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", silent.local_addr().expect("an address"));
     let folder = tempfile::tempdir().expect("folder");
-    let options = HubOptions {
-        cache_dir: Some(folder.path().to_path_buf()),
-        endpoint: Some(url),
-        ..HubOptions::default()
-    };
+    let options = HubOptions { endpoint: Some(url), ..options(folder.path()) };
     let start = Instant::now();
     let text = sentence("o/n", &options);
     assert!(text.contains("cannot fetch from") && text.contains("for 1 s"), "{text}");
@@ -88,15 +82,14 @@ fn half_a_header_and_no_header_are_not_waited_for() {
 #[test]
 fn what_may_pass_is_tried_again_and_what_may_not_is_not() {
     for next in [(503, ""), (429, "retry-after: 1\r\n"), (500, "retry-after: soon\r\n")] {
-        let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+        let server = Server::start(model());
         // The list, then the first file.
         for after in [0, 1] {
             let first =
                 (after == 1).then_some((307, "location: /api/models/o/n/revision/main\r\n"));
             server.now(|b| b.next = first.into_iter().chain([next]).collect());
             let start = Instant::now();
-            let (got, told) = run("o/n", &options(&server, folder.path()));
-            assert_complete(&got.expect("a model"));
+            let told = server.completes();
             let wanted = format!("HTTP status {}", next.0);
             assert!(told.iter().any(|t| t.contains(&wanted) && t.contains("again")), "{told:?}");
             let waited = start.elapsed() >= Duration::from_secs(1);
@@ -104,11 +97,9 @@ fn what_may_pass_is_tried_again_and_what_may_not_is_not() {
         }
     }
     let server = Server::start(model());
-    let folder = tempfile::tempdir().expect("folder");
-    let options = options(&server, folder.path());
     for (status, headers) in [(400, ""), (404, ""), (410, ""), (429, "retry-after: 100\r\n")] {
         server.now(|behaviour| behaviour.next = vec![(status, headers)]);
-        let (got, told) = run("o/n", &options);
+        let (got, told) = server.run();
         let text = got.expect_err("no model").to_string();
         assert!(told.is_empty() && server.asked().len() == 1, "{status}: {told:?}");
         assert!(status != 429 || text.contains("to be asked again in 100 s"), "{text}");
@@ -117,15 +108,14 @@ fn what_may_pass_is_tried_again_and_what_may_not_is_not() {
 
 #[test]
 fn damaged_contents_are_fetched_again_and_never_kept() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let server = Server::start(model());
     // Only the body of the weights: the small files were fetched before.
-    let path = run("o/n", &options(&server, folder.path())).0.expect("a model");
+    let path = server.run().0.expect("a model");
     for name in ["model.safetensors", "config.json"] {
         let blob = std::fs::canonicalize(path.join(name)).expect("a blob");
         std::fs::remove_file(blob).expect("a blob");
         server.now(|behaviour| behaviour.spoiled = 1);
-        let (got, told) = run("o/n", &options(&server, folder.path()));
-        assert_complete(&got.expect("a model"));
+        let told = server.completes();
         let noted = |t: &String| t.contains("its contents are not those") && t.contains(name);
         assert!(told.iter().any(noted), "{told:?}");
     }
@@ -135,16 +125,12 @@ fn damaged_contents_are_fetched_again_and_never_kept() {
 
 #[test]
 fn a_damaged_part_does_not_become_a_file() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
-    let blobs = folder.path().join("models--o--n/blobs");
-    std::fs::create_dir_all(&blobs).expect("folder");
+    let server = Server::start(model());
     for length in [1_000_000, WEIGHTS] {
-        let part = blobs.join(format!("{}.part", etag(&weights())));
-        std::fs::write(&part, vec![7; length]).expect("part");
-        let (got, told) = run("o/n", &options(&server, folder.path()));
-        assert_complete(&got.expect("a model"));
+        std::fs::write(server.part(), vec![7; length]).expect("part");
+        let told = server.completes();
         assert!(told.iter().any(|t| t.contains("its contents are not those")), "{told:?}");
-        std::fs::remove_file(blobs.join(etag(&weights()))).expect("blob");
+        std::fs::remove_file(server.part().with_extension("")).expect("blob");
     }
 }
 
@@ -172,33 +158,27 @@ fn lists_have_an_end() {
 
 #[test]
 fn names_in_a_list_stay_below_the_cache() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let server = Server::start(model());
     let name = "../../../../escaped/model.safetensors";
     let list = format!(
         r#"{{"sha":"{SHA}","siblings":[{{"rfilename":"{name}"}},{{"rfilename":"a\u001b[2J.gguf"}}]}}"#
     );
     server.now(|behaviour| behaviour.list = Some(list));
-    let text = sentence("o/n", &options(&server, folder.path()));
+    let text = server.sentence();
     assert!(text.contains("no weights in safetensors or GGUF"), "{text}");
     let list = format!(r#"{{"sha":"../../{SHA}","siblings":[]}}"#);
     server.now(|behaviour| behaviour.list = Some(list));
-    let text = sentence("o/n", &options(&server, folder.path()));
+    let text = server.sentence();
     assert!(text.contains("the commit's name is malformed"), "{text}");
 }
 
 #[test]
 fn two_at_once_share_one_download() {
     let slow = Some((WEIGHTS / 5, Duration::from_millis(200)));
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let server = Server::start(model());
     server.now(|behaviour| (behaviour.slow, behaviour.no_ranges) = (slow, Ranges::Large));
-    let options = options(&server, folder.path());
     let told: Vec<Vec<String>> = std::thread::scope(|scope| {
-        let fetch = || {
-            let (got, told) = run("o/n", &options);
-            assert_complete(&got.expect("a model"));
-            told
-        };
-        let both = [scope.spawn(fetch), scope.spawn(fetch)];
+        let both = [scope.spawn(|| server.completes()), scope.spawn(|| server.completes())];
         both.map(|thread| thread.join().expect("no panic")).into()
     });
     let waits = told.iter().flatten().filter(|t| t.contains("another program is fetching")).count();
@@ -209,30 +189,28 @@ fn two_at_once_share_one_download() {
 
 #[test]
 fn the_locks_of_the_hubs_own_tools_are_heeded() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
+    let server = Server::start(model());
     let name = format!("{}.lock", etag(&weights()));
     for place in ["models--o--n/blobs", ".locks/models--o--n"] {
-        let place = folder.path().join(place);
+        let place = server.cache.path().join(place);
         std::fs::create_dir_all(&place).expect("folder");
         let file = std::fs::File::create(place.join(&name)).expect("a lock file");
         file.lock().expect("a lock");
-        let text = sentence("o/n", &options(&server, folder.path()));
+        let text = server.sentence();
         assert!(text.contains("another program is fetching it and gets no further"), "{text}");
         assert!(!server.requests().iter().any(|line| line.contains("safetensors")));
     }
-    assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+    server.completes();
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_said() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
-    let blobs = folder.path().join("models--o--n/blobs");
-    std::fs::create_dir_all(&blobs).expect("folder");
-    let part = blobs.join(format!("{}.part", etag(&weights())));
+    let server = Server::start(model());
+    let part = server.part();
     link(Path::new("/dev/full"), &part);
-    let text = sentence("o/n", &options(&server, folder.path()));
+    let text = server.sentence();
     assert!(text.contains("cannot write to the cache at") && text.contains("space"), "{text}");
     std::fs::remove_file(part).expect("link");
-    assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+    server.completes();
 }

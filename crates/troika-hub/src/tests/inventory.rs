@@ -3,10 +3,6 @@
 use super::*;
 use crate::{WeightFormat, cached as complete, inventory};
 
-fn names(dir: &Path) -> Vec<String> {
-    inventory(dir).expect("a listing").models.into_iter().map(|m| m.name).collect()
-}
-
 #[test]
 fn models_are_listed_by_what_one_types() {
     let folder = tempfile::tempdir().expect("folder");
@@ -18,10 +14,9 @@ fn models_are_listed_by_what_one_types() {
     std::fs::write(dir.join("models--o--g/refs/v1"), SHA).expect("ref");
     let want = ["o/g:Q4_K_M", "o/g:Q8_0", "o/g:plain.gguf", "o/s"];
     assert_eq!(names(dir), want);
-    let options = HubOptions { cache_dir: Some(dir.to_path_buf()), ..HubOptions::default() };
     let all = inventory(dir).expect("a listing");
     for model in &all.models {
-        assert_eq!(complete(&model.name, &options).expect("a name"), Some(model.path.clone()));
+        assert_eq!(complete(&model.name, &options(dir)).expect("a name"), Some(model.path.clone()));
     }
     assert_eq!(all.models[1].format, WeightFormat::Gguf(Some("Q8_0".to_string())));
     assert_eq!((all.models[3].bytes, all.bytes), (9, 13));

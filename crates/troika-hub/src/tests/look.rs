@@ -1,6 +1,5 @@
 //! Looking at models before their weights are fetched.
 
-use super::online::options;
 use super::server::{Behaviour, Ranges, Server};
 use super::*;
 use crate::{Glimpse, Offer, Verdict, offers};
@@ -26,28 +25,21 @@ fn file(word: &str) -> Vec<u8> {
     word.bytes().chain(rest).collect()
 }
 
-struct Place {
-    server: Server,
-    folder: tempfile::TempDir,
+/// A hub with one model, whose file begins with a word.
+fn start(word: &str, behaviour: Behaviour) -> Server {
+    let files = [("m-Q4_0.gguf".to_string(), file(word))].into();
+    Server::start(Behaviour { files, ..behaviour })
 }
 
-impl Place {
-    fn of(word: &str, behaviour: Behaviour) -> Place {
-        let files = [("m-Q4_0.gguf".to_string(), file(word))].into();
-        let server = Server::start(Behaviour { files, ..behaviour });
-        Place { server, folder: tempfile::tempdir().expect("folder") }
-    }
+fn options(hub: &Server) -> HubOptions {
+    HubOptions { look: Some(says), ..hub.options() }
+}
 
-    fn options(&self) -> HubOptions {
-        HubOptions { look: Some(says), ..options(&self.server, self.folder.path()) }
-    }
-
-    /// The ranges of the weights that were asked for.
-    fn ranges(&self) -> Vec<String> {
-        let all = self.server.requests();
-        let ranges = all.iter().filter(|line| line.contains("gguf"));
-        ranges.map(|line| line.split_once(' ').map_or("", |(_, range)| range).to_string()).collect()
-    }
+/// The ranges of the weights that were asked for.
+fn ranges(hub: &Server) -> Vec<String> {
+    let all = hub.requests();
+    let ranges = all.iter().filter(|line| line.contains("gguf"));
+    ranges.map(|line| line.split_once(' ').map_or("", |(_, range)| range).to_string()).collect()
 }
 
 fn notes(told: &[String]) -> Vec<&str> {
@@ -56,37 +48,37 @@ fn notes(told: &[String]) -> Vec<&str> {
 
 #[test]
 fn the_first_bytes_of_a_file_are_looked_at_and_fetched_once() {
-    let place = Place::of("good", Behaviour::default());
-    let (got, told) = run("o/n", &place.options());
+    let hub = start("good", Behaviour::default());
+    let (got, told) = run("o/n", &options(&hub));
     assert_eq!(std::fs::read(got.expect("a model")).expect("a file"), file("good"));
-    assert_eq!(place.ranges(), ["0-8388607", "8388608-"]);
+    assert_eq!(ranges(&hub), ["0-8388607", "8388608-"]);
     assert_eq!(notes(&told), [format!("{FIRST} of {SIZE}, Some({SIZE}) in all")]);
 }
 
 #[test]
 fn a_header_that_is_longer_than_the_range_gets_another_one() {
-    let place = Place::of("more", Behaviour::default());
-    let (got, told) = run("o/n", &place.options());
+    let hub = start("more", Behaviour::default());
+    let (got, told) = run("o/n", &options(&hub));
     assert_eq!(std::fs::read(got.expect("a model")).expect("a file"), file("more"));
-    assert_eq!(place.ranges(), ["0-8388607", "8388608-"]);
+    assert_eq!(ranges(&hub), ["0-8388607", "8388608-"]);
     assert_eq!(notes(&told), [format!("{SIZE} of {SIZE}, Some({SIZE}) in all")]);
 }
 
 #[test]
 fn what_is_of_no_use_is_not_fetched() {
-    let place = Place::of("none", Behaviour::default());
-    assert_eq!(sentence("o/n", &place.options()), "o/n: it is of no use");
-    assert_eq!(place.ranges(), ["0-8388607"]);
+    let hub = start("none", Behaviour::default());
+    assert_eq!(sentence("o/n", &options(&hub)), "o/n: it is of no use");
+    assert_eq!(ranges(&hub), ["0-8388607"]);
 }
 
 #[test]
 fn looking_fetches_no_weights() {
-    let place = Place::of("good", Behaviour::default());
-    let options = HubOptions { only_look: true, ..place.options() };
+    let hub = start("good", Behaviour::default());
+    let options = HubOptions { only_look: true, ..options(&hub) };
     let (got, told) = run("o/n", &options);
     assert!(got.is_ok() && notes(&told).len() == 1 && told[0].starts_with("file "), "{told:?}");
-    assert_eq!(place.ranges(), ["0-8388607"]);
-    let home = place.folder.path().join("models--o--n");
+    assert_eq!(ranges(&hub), ["0-8388607"]);
+    let home = hub.home();
     assert!(!home.join("refs").exists() && !home.join("snapshots").exists());
 }
 
@@ -98,8 +90,8 @@ fn a_hub_without_ranges_is_no_obstacle() {
         Behaviour { range_status: Some(416), ..Behaviour::default() },
     ] {
         let refused = behaviour.range_status.is_some();
-        let place = Place::of("good", behaviour);
-        let (got, told) = run("o/n", &place.options());
+        let hub = start("good", behaviour);
+        let (got, told) = run("o/n", &options(&hub));
         assert_eq!(std::fs::read(got.expect("a model")).expect("a file"), file("good"));
         let want = match refused {
             true => "m-Q4_0.gguf: its header cannot be looked at before it is fetched".to_string(),
@@ -111,12 +103,12 @@ fn a_hub_without_ranges_is_no_obstacle() {
 
 #[test]
 fn a_hub_that_fails_or_sends_a_page_is_told() {
-    let place = Place::of("good", Behaviour { range_status: Some(503), ..Behaviour::default() });
-    let text = sentence("o/n", &place.options());
+    let hub = start("good", Behaviour { range_status: Some(503), ..Behaviour::default() });
+    let text = sentence("o/n", &options(&hub));
     assert!(text.starts_with("o/n: cannot fetch from") && text.contains("503"), "{text}");
     let away = Some(String::new());
-    let place = Place::of("good", Behaviour { away, page: true, ..Behaviour::default() });
-    let text = sentence("o/n", &place.options());
+    let hub = start("good", Behaviour { away, page: true, ..Behaviour::default() });
+    let text = sentence("o/n", &options(&hub));
     assert!(text.contains("does not answer like a model hub"), "{text}");
 }
 
@@ -135,8 +127,7 @@ fn a_repository_tells_all_its_models_and_their_sizes() {
     files.insert("b-Q6_K-00002-of-00002.gguf".to_string(), vec![1; 50]);
     assert_eq!(files.len(), 200);
     let server = Server::start(Behaviour { files, ..Behaviour::default() });
-    let folder = tempfile::tempdir().expect("folder");
-    let got = offers("o/n", &options(&server, folder.path())).expect("offers");
+    let got = offers("o/n", &server.options()).expect("offers");
     assert_eq!(got.len(), 39 * kinds.len() + 2);
     assert!(got.is_sorted_by_key(|offer| offer.bytes));
     let split = Offer {

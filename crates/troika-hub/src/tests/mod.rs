@@ -20,6 +20,11 @@ use super::{HubError, HubOptions, Progress, resolve_within};
 /// A commit.
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
+/// Options with a cache in a folder.
+fn options(dir: &Path) -> HubOptions {
+    HubOptions { cache_dir: Some(dir.to_path_buf()), ..HubOptions::default() }
+}
+
 /// Resolves a model and collects its notes, one line each.
 fn run(model: &str, options: &HubOptions) -> (Result<PathBuf, HubError>, Vec<String>) {
     run_within(model, options, quick())
@@ -58,6 +63,11 @@ fn run_within(
 /// The sentence of an error.
 fn sentence(model: &str, options: &HubOptions) -> String {
     run(model, options).0.expect_err(model).to_string()
+}
+
+/// The names of a cache's models.
+fn names(dir: &Path) -> Vec<String> {
+    crate::inventory(dir).expect("a listing").models.into_iter().map(|m| m.name).collect()
 }
 
 /// A model in the cache as the Hub's own tools lay it out.

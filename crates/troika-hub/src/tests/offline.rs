@@ -3,7 +3,7 @@
 use super::*;
 
 fn offline(dir: &Path) -> HubOptions {
-    HubOptions { cache_dir: Some(dir.to_path_buf()), offline: true, ..HubOptions::default() }
+    HubOptions { offline: true, ..options(dir) }
 }
 
 #[test]
@@ -47,21 +47,22 @@ fn quantizations_are_found_by_tag() {
     assert!(text.contains("no GGUF file is tagged `Q4_K_M`") && text.contains("m-Q8_0"), "{text}");
 }
 
-#[test]
-fn what_is_missing_is_named() {
+/// The error for a model of which the cache has these files.
+fn missing(files: &[(&str, &str)], spoil: impl FnOnce(&Path)) -> String {
     let folder = tempfile::tempdir().expect("folder");
-    let options = offline(folder.path());
-    let text = sentence("o/n", &options);
-    assert!(text.starts_with("o/n: the model is not in the cache at"), "{text}");
-    assert!(text.contains("run once without HF_HUB_OFFLINE"), "{text}");
-    cached(folder.path(), "models--o--n", &[("config.json", "{}"), ("tokenizer.json", "{}")]);
-    let text = sentence("o/n", &options);
-    assert!(text.contains("a file of weights is not in the cache"), "{text}");
+    cached(folder.path(), "models--o--n", files);
+    spoil(&folder.path().join("models--o--n"));
+    sentence("o/n", &offline(folder.path()))
 }
 
 #[test]
-fn a_missing_shard_is_named() {
+fn what_is_missing_is_named() {
     let folder = tempfile::tempdir().expect("folder");
+    let text = sentence("o/n", &offline(folder.path()));
+    assert!(text.starts_with("o/n: the model is not in the cache at"), "{text}");
+    assert!(text.contains("run once without HF_HUB_OFFLINE"), "{text}");
+    let text = missing(&[("config.json", "{}"), ("tokenizer.json", "{}")], |_| ());
+    assert!(text.contains("a file of weights is not in the cache"), "{text}");
     let index = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors",
                     "b": "model-00002-of-00002.safetensors"}}"#;
     let files = [
@@ -69,28 +70,25 @@ fn a_missing_shard_is_named() {
         ("model.safetensors.index.json", index),
         ("model-00001-of-00002.safetensors", "w"),
     ];
-    cached(folder.path(), "models--o--n", &files);
-    let text = sentence("o/n", &offline(folder.path()));
+    let text = missing(&files, |_| ());
     assert!(text.contains("model-00002-of-00002.safetensors is not in the cache"), "{text}");
 }
+
+const MODEL: [(&str, &str); 2] = [("config.json", "{}"), ("model.safetensors", "w")];
 
 #[cfg(unix)]
 #[test]
 fn a_link_without_its_blob_counts_as_missing() {
-    let folder = tempfile::tempdir().expect("folder");
-    let files = [("config.json", "{}"), ("model.safetensors", "w")];
-    cached(folder.path(), "models--o--n", &files);
-    std::fs::remove_file(folder.path().join("models--o--n/blobs/b1")).expect("blob");
-    let text = sentence("o/n", &offline(folder.path()));
+    let text = missing(&MODEL, |home| std::fs::remove_file(home.join("blobs/b1")).expect("blob"));
     assert!(text.contains("a file of weights is not in the cache"), "{text}");
 }
 
 #[test]
 fn a_reference_does_not_lead_out_of_the_cache() {
-    let folder = tempfile::tempdir().expect("folder");
-    cached(folder.path(), "models--o--n", &[("config.json", "{}"), ("model.safetensors", "w")]);
-    std::fs::write(folder.path().join("models--o--n/refs/main"), "../../..").expect("ref");
-    assert!(sentence("o/n", &offline(folder.path())).contains("revision `main`"));
+    let text = missing(&MODEL, |home| {
+        std::fs::write(home.join("refs/main"), "../../..").expect("ref");
+    });
+    assert!(text.contains("revision `main`"), "{text}");
 }
 
 #[test]

@@ -18,11 +18,38 @@ pub fn model() -> Behaviour {
     Behaviour { files, ..Behaviour::default() }
 }
 
-pub fn options(server: &Server, dir: &Path) -> HubOptions {
-    HubOptions {
-        cache_dir: Some(dir.to_path_buf()),
-        endpoint: Some(server.url()),
-        ..HubOptions::default()
+impl Server {
+    pub fn options(&self) -> HubOptions {
+        HubOptions { endpoint: Some(self.url()), ..options(self.cache.path()) }
+    }
+
+    /// Resolves the model.
+    pub fn run(&self) -> (Result<PathBuf, HubError>, Vec<String>) {
+        run("o/n", &self.options())
+    }
+
+    /// The notes while the model is fetched, which succeeds.
+    pub fn completes(&self) -> Vec<String> {
+        let (got, told) = self.run();
+        assert_complete(&got.expect("a model"));
+        told
+    }
+
+    /// The sentence of the error for the model.
+    pub fn sentence(&self) -> String {
+        sentence("o/n", &self.options())
+    }
+
+    /// What the cache has of the model.
+    pub fn home(&self) -> PathBuf {
+        self.cache.path().join("models--o--n")
+    }
+
+    /// Where a part of the weights is kept.
+    pub fn part(&self) -> PathBuf {
+        let blobs = self.home().join("blobs");
+        std::fs::create_dir_all(&blobs).expect("folder");
+        blobs.join(format!("{}.part", etag(&weights())))
     }
 }
 
@@ -34,12 +61,11 @@ pub fn assert_complete(path: &Path) {
 
 #[test]
 fn a_model_is_fetched_once() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
-    let options = options(&server, folder.path());
-    let (got, told) = run("o/n", &options);
+    let server = Server::start(model());
+    let (got, told) = server.run();
     let path = got.expect("a model");
     assert_complete(&path);
-    let home = folder.path().join("models--o--n");
+    let home = server.home();
     assert_eq!(path, home.join("snapshots").join(SHA));
     assert_eq!(std::fs::read_to_string(home.join("refs/main")).expect("ref"), SHA);
     assert_eq!(std::fs::read_dir(home.join("refs")).expect("refs").count(), 1);
@@ -51,9 +77,9 @@ fn a_model_is_fetched_once() {
     assert!((2..10).contains(&steps), "{told:?}");
 
     server.requests();
-    assert_eq!(run("o/n", &options).0.expect("a model"), path);
+    assert_eq!(server.run().0.expect("a model"), path);
     assert_eq!(server.requests(), ["/api/models/o/n/revision/main?blobs=true"]);
-    let offline = HubOptions { offline: true, ..options };
+    let offline = HubOptions { offline: true, ..server.options() };
     assert_eq!(run("o/n", &offline).0.expect("a model"), path);
     assert!(server.requests().is_empty());
 }
@@ -61,9 +87,7 @@ fn a_model_is_fetched_once() {
 #[test]
 fn a_cut_connection_is_resumed() {
     let server = Server::start(Behaviour { cut_at: 1_000_000, cuts: 1, ..model() });
-    let folder = tempfile::tempdir().expect("folder");
-    let (got, told) = run("o/n", &options(&server, folder.path()));
-    assert_complete(&got.expect("a model"));
+    let told = server.completes();
     assert!(told.iter().any(|line| line.contains("trying again")), "{told:?}");
     let last = server.requests().pop().expect("a request");
     let from: usize =
@@ -74,14 +98,12 @@ fn a_cut_connection_is_resumed() {
 #[test]
 fn a_later_run_goes_on_where_an_earlier_one_stopped() {
     let server = Server::start(Behaviour { cut_at: 300_000, cuts: 3, ..model() });
-    let folder = tempfile::tempdir().expect("folder");
-    let options = options(&server, folder.path());
-    let text = sentence("o/n", &options);
+    let text = server.sentence();
     assert!(text.starts_with("o/n: cannot fetch from http://127.0.0.1"), "{text}");
     assert!(text.contains("a folder or a .gguf file"), "{text}");
-    assert!(!folder.path().join("models--o--n/refs/main").exists());
+    assert!(!server.home().join("refs/main").exists());
     server.requests();
-    assert_complete(&run("o/n", &options).0.expect("a model"));
+    server.completes();
     let last = server.requests().pop().expect("a request");
     assert!(!last.ends_with(" 0-"), "{last}");
 }
@@ -90,17 +112,16 @@ fn a_later_run_goes_on_where_an_earlier_one_stopped() {
 fn a_server_without_ranges_does_not_spoil_the_file() {
     for no_ranges in [Ranges::Large, Ranges::All] {
         let cut = Behaviour { cut_at: 500_000, cuts: 1, no_ranges, ..model() };
-        let (server, folder) = (Server::start(cut), tempfile::tempdir().expect("folder"));
-        assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+        let server = Server::start(cut);
+        server.completes();
     }
 }
 
 #[test]
 fn a_long_download_may_break_often() {
     let server = Server::start(Behaviour { cut_at: 1_100_000, cuts: 2, ..model() });
-    let folder = tempfile::tempdir().expect("folder");
     let limits = Limits { tries: 2, ..quick() };
-    let (got, told) = run_within("o/n", &options(&server, folder.path()), limits);
+    let (got, told) = run_within("o/n", &server.options(), limits);
     assert_complete(&got.expect("a model"));
     assert_eq!(told.iter().filter(|line| line.contains("trying again")).count(), 2, "{told:?}");
 }
@@ -108,12 +129,9 @@ fn a_long_download_may_break_often() {
 #[test]
 fn a_part_that_is_whole_or_too_long_is_no_obstacle() {
     for extra in [0, 5] {
-        let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
-        let blobs = folder.path().join("models--o--n/blobs");
-        std::fs::create_dir_all(&blobs).expect("folder");
-        let part = [weights(), vec![0; extra]].concat();
-        std::fs::write(blobs.join(format!("{}.part", etag(&weights()))), part).expect("part");
-        assert_complete(&run("o/n", &options(&server, folder.path())).0.expect("a model"));
+        let server = Server::start(model());
+        std::fs::write(server.part(), [weights(), vec![0; extra]].concat()).expect("part");
+        server.completes();
         let fetched = server.requests().iter().any(|line| line.contains("model.safetensors"));
         assert_eq!(fetched, extra > 0);
     }
@@ -121,12 +139,11 @@ fn a_part_that_is_whole_or_too_long_is_no_obstacle() {
 
 #[test]
 fn contents_that_are_there_are_linked() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
-    let options = options(&server, folder.path());
-    let path = run("o/n", &options).0.expect("a model");
+    let server = Server::start(model());
+    let path = server.run().0.expect("a model");
     std::fs::remove_file(path.join("model.safetensors")).expect("link");
     server.requests();
-    assert_complete(&run("o/n", &options).0.expect("a model"));
+    server.completes();
     assert!(!server.requests().iter().any(|line| line.contains("safetensors")));
 }
 
@@ -140,8 +157,7 @@ fn a_quantization_is_fetched_alone() {
     ];
     let files = names.iter().map(|name| (name.to_string(), name.as_bytes().to_vec())).collect();
     let server = Server::start(Behaviour { files, ..Behaviour::default() });
-    let folder = tempfile::tempdir().expect("folder");
-    let options = options(&server, folder.path());
+    let options = server.options();
     let path = |model| run(model, &options).0.expect("a model");
     assert!(path("o/n").ends_with("m-Q4_K_M.gguf"));
     assert!(path("o/n:m-q8_0.gguf").ends_with("m-Q8_0.gguf"));
@@ -158,17 +174,16 @@ fn a_quantization_is_fetched_alone() {
 
 #[test]
 fn without_a_network_a_complete_copy_is_used_and_said() {
-    let (server, folder) = (Server::start(model()), tempfile::tempdir().expect("folder"));
-    let options = options(&server, folder.path());
-    let path = run("o/n", &options).0.expect("a model");
+    let server = Server::start(model());
+    let path = server.run().0.expect("a model");
     server.now(|behaviour| behaviour.status = Some(503));
-    let (got, told) = run("o/n", &options);
+    let (got, told) = server.run();
     assert_eq!(got.expect("a model"), path);
     assert_eq!(told.len(), 3, "{told:?}");
     assert!(told[0].contains("HTTP status 503; trying again"), "{told:?}");
     assert!(told[2].contains("HTTP status 503") && told[2].contains("using the copy"), "{told:?}");
-    drop(server);
-    let closed = HubOptions { endpoint: Some("http://127.0.0.1:9".to_string()), ..options };
+    let endpoint = Some("http://127.0.0.1:9".to_string());
+    let closed = HubOptions { endpoint, ..server.options() };
     let (got, told) = run("o/n", &closed);
     assert_eq!(got.expect("a model"), path);
     assert!(matches!(&told[..], [note] if note.contains("using the copy at")), "{told:?}");
@@ -179,8 +194,7 @@ fn without_a_network_a_complete_copy_is_used_and_said() {
 #[test]
 fn refusals_say_what_to_do() {
     let server = Server::start(Behaviour { token: Some("secret".to_string()), ..model() });
-    let folder = tempfile::tempdir().expect("folder");
-    let mut options = options(&server, folder.path());
+    let mut options = server.options();
     assert!(sentence("o/n", &options).contains("set HF_TOKEN"));
     options.token = Some("wrong".to_string());
     let text = sentence("o/n", &options);
@@ -199,15 +213,12 @@ fn odd_answers_are_errors() {
     let mut files = model().files;
     files.retain(|name, _| !name.ends_with("safetensors"));
     let server = Server::start(Behaviour { files, ..Behaviour::default() });
-    let folder = tempfile::tempdir().expect("folder");
-    let options = options(&server, folder.path());
-    assert!(sentence("o/n", &options).contains("no weights in safetensors or GGUF"));
-    server.now(|behaviour| {
-        behaviour.files = [("../../m.gguf".to_string(), b"x".to_vec())].into();
-    });
-    assert!(sentence("o/n", &options).contains("no weights in safetensors or GGUF"));
-    server.now(|behaviour| {
-        behaviour.files = [("\"m.gguf".to_string(), b"x".to_vec())].into();
-    });
-    assert!(sentence("o/n", &options).contains("does not answer like a model hub"));
+    assert!(server.sentence().contains("no weights in safetensors or GGUF"));
+    for (name, says) in [
+        ("../../m.gguf", "no weights in safetensors or GGUF"),
+        ("\"m.gguf", "does not answer like a model hub"),
+    ] {
+        server.now(|behaviour| behaviour.files = [(name.to_string(), b"x".to_vec())].into());
+        assert!(server.sentence().contains(says), "{name}");
+    }
 }

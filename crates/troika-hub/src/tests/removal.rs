@@ -1,22 +1,14 @@
 //! What is removed, and what stays.
 
 use super::*;
+use crate::Removal;
 use crate::lock::Locks;
-use crate::{Removal, inventory};
-
-fn options(dir: &Path) -> HubOptions {
-    HubOptions { cache_dir: Some(dir.to_path_buf()), ..HubOptions::default() }
-}
 
 fn remove(model: &str, dir: &Path) -> Result<u64, HubError> {
     let removal = Removal::plan(model, &options(dir))?;
     let (planned, freed) = (removal.bytes(), removal.run()?);
     assert_eq!(freed, planned);
     Ok(freed)
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    inventory(dir).expect("a listing").models.into_iter().map(|m| m.name).collect()
 }
 
 /// All that is below a folder, in order.

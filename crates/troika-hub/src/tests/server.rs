@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
+use tempfile::TempDir;
 
 use super::SHA;
 
@@ -59,8 +60,9 @@ pub enum Ranges {
     All,
 }
 
-/// A running hub; stops when dropped.
+/// A running hub, with a cache to fetch into; stops when dropped.
 pub struct Server {
+    pub cache: TempDir,
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     behaviour: Arc<Mutex<Behaviour>>,
@@ -82,6 +84,7 @@ impl Server {
     pub fn start(behaviour: Behaviour) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let server = Server {
+            cache: tempfile::tempdir().expect("folder"),
             address: listener.local_addr().expect("an address"),
             stop: Arc::default(),
             behaviour: Arc::new(Mutex::new(behaviour)),

@@ -1,6 +1,6 @@
 //! Which servers see the token.
 
-use super::online::{assert_complete, model, options};
+use super::online::{assert_complete, model};
 use super::server::{Behaviour, Server};
 use super::*;
 
@@ -13,15 +13,18 @@ fn pair(files: Behaviour) -> (Server, Server) {
     (Server::start(Behaviour { token, away: Some(other.url()), ..files }), other)
 }
 
+/// Fetches the model with the token.
+fn fetch(hub: &Server) {
+    let options = HubOptions { token: Some(TOKEN.to_string()), ..hub.options() };
+    assert_complete(&run("o/n", &options).0.expect("a model"));
+}
+
 #[test]
 fn another_server_never_sees_the_token() {
     // The first body breaks off, so that a continued download is covered too.
     let (hub, other) = pair(model());
     other.now(|behaviour| (behaviour.cut_at, behaviour.cuts) = (1_000_000, 1));
-    let folder = tempfile::tempdir().expect("folder");
-    let mut options = options(&hub, folder.path());
-    options.token = Some(TOKEN.to_string());
-    assert_complete(&run("o/n", &options).0.expect("a model"));
+    fetch(&hub);
     let asked = hub.asked();
     assert!(asked.len() >= 7, "{asked:?}");
     for request in asked {
@@ -41,10 +44,7 @@ fn redirects_on_the_same_server_keep_it() {
         token: Some(TOKEN.into()),
         ..model()
     });
-    let folder = tempfile::tempdir().expect("folder");
-    let mut options = options(&server, folder.path());
-    options.token = Some(TOKEN.to_string());
-    assert_complete(&run("o/n", &options).0.expect("a model"));
+    fetch(&server);
     let asked = server.asked();
     assert!(asked.iter().any(|r| r.path.starts_with("/large/")));
     assert!(asked.iter().all(|r| r.token.as_deref() == Some(TOKEN)), "{asked:?}");
@@ -56,10 +56,7 @@ fn a_list_of_files_that_is_elsewhere_gets_no_token() {
     let hub = Server::start(model());
     let place = format!("location: {}/api/models/o/n/revision/main\r\n", other.url());
     hub.now(|behaviour| behaviour.next = vec![(307, place.leak())]);
-    let folder = tempfile::tempdir().expect("folder");
-    let mut options = options(&hub, folder.path());
-    options.token = Some(TOKEN.to_string());
-    assert_complete(&run("o/n", &options).0.expect("a model"));
+    fetch(&hub);
     assert_eq!(other.asked().iter().map(|r| r.token.clone()).collect::<Vec<_>>(), [None]);
     assert!(hub.asked().iter().all(|r| r.token.is_some()));
 }
@@ -69,10 +66,7 @@ fn a_way_back_does_not_bring_the_token_back() {
     let (hub, other) = pair(model());
     let back = format!("location: {}/large/model.safetensors\r\n", hub.url());
     other.now(|behaviour| behaviour.next = vec![(302, back.leak())]);
-    let folder = tempfile::tempdir().expect("folder");
-    let mut options = options(&hub, folder.path());
-    options.token = Some(TOKEN.to_string());
-    assert_complete(&run("o/n", &options).0.expect("a model"));
+    fetch(&hub);
     let returned: Vec<_> =
         hub.asked().into_iter().filter(|r| r.path.starts_with("/large/")).collect();
     assert!(matches!(&returned[..], [request] if request.token.is_none()), "{returned:?}");
@@ -80,7 +74,6 @@ fn a_way_back_does_not_bring_the_token_back() {
 
 #[test]
 fn a_password_in_the_address_is_not_shown() {
-    let folder = tempfile::tempdir().expect("folder");
     let (server, closed) = (Server::start(model()), "http://127.0.0.1:9".to_string());
     server.now(|behaviour| behaviour.status = Some(404));
     let malformed = "http://a b".to_string();
@@ -90,8 +83,7 @@ fn a_password_in_the_address_is_not_shown() {
             None => format!("someone:pass@word@{url}"),
         };
         for with_user in [with_user.replace("pass@", "pass"), with_user] {
-            let mut options = options(&server, folder.path());
-            options.endpoint = Some(with_user);
+            let options = HubOptions { endpoint: Some(with_user), ..server.options() };
             let text = format!("{} {options:?}", sentence("o/n", &options));
             assert!(text.contains(&url), "{text}");
             assert!(["someone", "pass", "word"].iter().all(|w| !text.contains(w)), "{text}");
@@ -102,10 +94,8 @@ fn a_password_in_the_address_is_not_shown() {
 #[test]
 fn a_token_that_cannot_be_sent_is_the_users_error() {
     let server = Server::start(model());
-    let folder = tempfile::tempdir().expect("folder");
     for token in ["hf_se\ncret", "hf_se\u{e9}cret\u{7f}"] {
-        let mut options = options(&server, folder.path());
-        options.token = Some(token.to_string());
+        let options = HubOptions { token: Some(token.to_string()), ..server.options() };
         let text = sentence("o/n", &options);
         assert!(text.contains("HF_TOKEN") && !text.contains("cret"), "{text}");
     }
