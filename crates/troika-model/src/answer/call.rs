@@ -44,12 +44,6 @@ struct TextState {
 pub(super) struct Text(Arc<Mutex<TextState>>);
 
 impl Text {
-    pub(super) fn new(whole_calls: bool) -> Self {
-        let text = Self::default();
-        text.lock().out = Output::new(whole_calls);
-        text
-    }
-
     fn lock(&self) -> MutexGuard<'_, TextState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

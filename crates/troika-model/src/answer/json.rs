@@ -179,10 +179,7 @@ impl JsonScanner {
     }
 
     fn after_number(&mut self, c: char) -> Scan {
-        match self.ended() {
-            Scan::Done => Scan::DoneBefore,
-            _ => self.next(c),
-        }
+        if self.ended() == Scan::Done { Scan::DoneBefore } else { self.next(c) }
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn append(deltas: &mut Vec<Delta>, delta: Delta) {
 pub(super) struct Output {
     deltas: Vec<Delta>,
     /// Whether calls are handed out only when complete.
-    whole: bool,
+    pub(super) whole: bool,
     held: Vec<Delta>,
     /// The text of the call so far, while it can still become content.
     raw: String,
@@ -53,10 +53,6 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn new(whole: bool) -> Self {
-        Self { whole, ..Self::default() }
-    }
-
     pub(super) fn take(&mut self) -> Vec<Delta> {
         std::mem::take(&mut self.deltas)
     }

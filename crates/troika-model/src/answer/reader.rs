@@ -43,7 +43,8 @@ pub struct Reader {
 impl Format {
     /// A reader for one answer.
     pub fn reader(&self, options: ReaderOptions) -> Reader {
-        let text = Text::new(options.whole_calls);
+        let text = Text::default();
+        text.out(|out| out.whole = options.whole_calls);
         let (tools, reasoning) = (!options.tools.is_empty(), options.reasoning);
         let work: Pin<Box<dyn Future<Output = ()> + Send>> = match self.calls.kind {
             Kind::Harmony if reasoning || tools => {

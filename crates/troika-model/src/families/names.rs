@@ -36,10 +36,7 @@ pub fn packed_rows(a: &Attn, role: WeightRole) -> Range<usize> {
 
 /// The Mamba-2 of a layer.
 pub fn mamba_of(layer: &Layer) -> Option<&Mamba2> {
-    match &layer.mixer {
-        Some(Mixer::Mamba2(m)) => Some(m),
-        _ => layer.beside.as_deref(),
-    }
+    if let Some(Mixer::Mamba2(m)) = &layer.mixer { Some(m) } else { layer.beside.as_deref() }
 }
 
 /// The rows of a part of Mamba-2's input projection: the gate, what is convolved, the steps.

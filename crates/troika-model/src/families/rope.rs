@@ -89,10 +89,8 @@ impl<'a> RopeConfig<'a> {
 
     /// `partial_rotary_factor` in either format.
     pub fn partial(&self, default: f64) -> Result<f64> {
-        let value = match self.params.number("partial_rotary_factor")? {
-            Some(f) => Some(f),
-            None => self.config.number("partial_rotary_factor")?,
-        };
+        let of = |f: &Fields<'_>| f.number("partial_rotary_factor").transpose();
+        let value = of(&self.params).or_else(|| of(&self.config)).transpose()?;
         match value.unwrap_or(default) {
             f if f > 0.0 && f <= 1.0 => Ok(f),
             f => Err(bad("partial_rotary_factor", f, "not in (0, 1]")),
@@ -102,10 +100,8 @@ impl<'a> RopeConfig<'a> {
     /// Positions of the original training, for types that extend them.
     fn original(&self, context: usize) -> Result<f64> {
         // Phi-3 has it outside of the rope object too, and prefers that one.
-        let value = match self.config.context("original_max_position_embeddings")? {
-            Some(n) => Some(n),
-            None => self.params.context("original_max_position_embeddings")?,
-        };
+        let of = |f: &Fields<'_>| f.context("original_max_position_embeddings").transpose();
+        let value = of(&self.config).or_else(|| of(&self.params)).transpose()?;
         Ok(value.unwrap_or(if self.phi3 { PHI3_ORIGINAL } else { context }) as f64)
     }
 
@@ -270,10 +266,7 @@ impl<'a> RopeConfig<'a> {
         };
         let lists = [list("short_factor")?, list("long_factor")?];
         let original = self.original(context)?;
-        let factor = match self.params.number("factor")? {
-            Some(f) => f,
-            None => context as f64 / original,
-        };
+        let factor = self.params.number("factor")?.unwrap_or(context as f64 / original);
         let attention = match self.params.number("attention_factor")? {
             Some(a) => a,
             None if factor <= 1.0 || original <= 1.0 => 1.0,

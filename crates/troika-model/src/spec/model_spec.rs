@@ -131,18 +131,12 @@ pub struct AltUp {
 impl Layer {
     /// Its attention, if that is its mixer.
     pub fn attention(&self) -> Option<&Attn> {
-        match &self.mixer {
-            Some(Mixer::Attention(a)) => Some(a),
-            _ => None,
-        }
+        if let Some(Mixer::Attention(a)) = &self.mixer { Some(a) } else { None }
     }
 
     /// Like [`Layer::attention`], to be changed.
     pub fn attention_mut(&mut self) -> Option<&mut Attn> {
-        match &mut self.mixer {
-            Some(Mixer::Attention(a)) => Some(a),
-            _ => None,
-        }
+        if let Some(Mixer::Attention(a)) = &mut self.mixer { Some(a) } else { None }
     }
 
     /// Its dense feed-forward, if it has one.

@@ -50,9 +50,7 @@ impl Recipe {
     pub fn cols(tensor: impl Into<String>, start: usize, len: usize) -> Recipe {
         Recipe { cols: Some(Cols { start, len, step: 1 }), ..Recipe::whole(tensor) }
     }
-}
 
-impl Recipe {
     /// The selected rows of a tensor that has the rows `all`.
     pub fn rows_of<'a>(&'a self, all: &'a Range<usize>) -> &'a [Range<usize>] {
         if self.rows.is_empty() { std::slice::from_ref(all) } else { &self.rows }

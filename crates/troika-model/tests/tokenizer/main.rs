@@ -149,6 +149,19 @@ proptest! {
     }
 }
 
+/// A SentencePiece vocabulary, each token with a lower score than the one before.
+fn sentencepiece(tokens: Vec<String>, types: Vec<i64>, ids: &[(&str, u64)]) -> GgufMeta {
+    let scores = (0..tokens.len()).map(|i| GgufValue::Float(-(i as f64)));
+    let mut pairs = vec![
+        ("model", GgufValue::Str("llama".into())),
+        ("scores", GgufValue::Array(scores.collect())),
+        ("token_type", GgufValue::Array(types.into_iter().map(GgufValue::Int).collect())),
+        ("tokens", strings(tokens)),
+    ];
+    pairs.extend(ids.iter().map(|(key, id)| (*key, GgufValue::Uint(*id))));
+    meta(pairs)
+}
+
 /// A SentencePiece vocabulary by hand: bytes, letters, and merges ranked by score.
 fn pieces() -> GgufMeta {
     let mut tokens = vec!["<unk>".to_string(), "<s>".into(), "</s>".into()];
@@ -161,17 +174,8 @@ fn pieces() -> GgufMeta {
         tokens.push(p.into());
         types.push(1);
     }
-    let scores = (0..tokens.len()).map(|i| GgufValue::Float(-(i as f64)));
-    let scores = GgufValue::Array(scores.collect());
-    meta(vec![
-        ("model", GgufValue::Str("llama".into())),
-        ("scores", scores),
-        ("token_type", GgufValue::Array(types.into_iter().map(GgufValue::Int).collect())),
-        ("tokens", strings(tokens)),
-        ("bos_token_id", GgufValue::Uint(1)),
-        ("eos_token_id", GgufValue::Uint(2)),
-        ("unknown_token_id", GgufValue::Uint(0)),
-    ])
+    let ids = [("bos_token_id", 1), ("eos_token_id", 2), ("unknown_token_id", 0)];
+    sentencepiece(tokens, types, &ids)
 }
 
 #[test]

@@ -48,10 +48,16 @@ fn pair(mut json: Value, first: usize) -> Pair {
     Pair { tokenizer, reference: load(&json) }
 }
 
-fn byte_level() -> Pair {
+/// The built-in model's tokenizer, and the first id behind its vocabulary.
+fn tiny_moe() -> (Value, usize) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe/tokenizer.json");
     let json: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let size = json["model"]["vocab"].as_object().unwrap().len();
+    (json, size)
+}
+
+fn byte_level() -> Pair {
+    let (json, size) = tiny_moe();
     pair(json, size)
 }
 
@@ -185,15 +191,7 @@ fn a_piece_that_is_a_control_token_is_spelled_by_others() {
 
 #[test]
 fn bos_is_added_once() {
-    let json: Value = serde_json::from_slice(
-        &std::fs::read(
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe/tokenizer.json"),
-        )
-        .unwrap(),
-    )
-    .unwrap();
-    let size = json["model"]["vocab"].as_object().unwrap().len();
-    let mut json = json;
+    let (mut json, size) = tiny_moe();
     json["post_processor"] = json!({
         "type": "TemplateProcessing", "pair": [],
         "single": [{"SpecialToken": {"id": "</s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
