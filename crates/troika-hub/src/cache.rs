@@ -42,10 +42,7 @@ pub fn lookup(dir: &Path, spec: &RepoSpec) -> Result<PathBuf, Gap> {
 
 /// The path to open in a snapshot.
 pub fn entry(snapshot: &Path, selection: &Selection) -> PathBuf {
-    match &selection.entry {
-        Some(file) => snapshot.join(file),
-        None => snapshot.to_path_buf(),
-    }
+    selection.entry.as_ref().map_or_else(|| snapshot.to_path_buf(), |file| snapshot.join(file))
 }
 
 /// Writes a small file completely or not at all.

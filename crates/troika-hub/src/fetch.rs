@@ -91,15 +91,12 @@ impl FetchJob<'_> {
         let mut tries = Tries { job: self, what: &self.spec.model, made: 0 };
         loop {
             let read = client.get(&url, None, Some(self.limits.listing));
-            let trouble = match read.and_then(|answer| answer.into_bytes(listing::MAX_BYTES)) {
+            match read.and_then(|answer| answer.into_bytes(listing::MAX_BYTES)) {
                 Ok(body) => {
                     return Listing::parse(&body).map_err(|why| self.protocol(&shown(&why)));
                 }
-                Err(trouble) => trouble,
-            };
-            match &trouble {
-                Trouble::Passing(cause, asked) if tries.retry(cause, *asked) => {}
-                _ => return Err(self.error(trouble)),
+                Err(Trouble::Passing(cause, asked)) if tries.retry(&cause, asked) => {}
+                Err(trouble) => return Err(self.error(trouble)),
             }
         }
     }

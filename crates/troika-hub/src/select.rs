@@ -282,20 +282,18 @@ mod tests {
     }
 
     #[test]
-    fn one_file_is_preferred_to_its_variants() {
-        let list = names(&["model.fp16.safetensors", "model.safetensors", "config.json"]);
-        let got = select(&list, &Wanted::Default).expect("a selection");
-        assert_eq!(got.files, ["config.json", "model.safetensors"]);
-    }
-
-    #[test]
-    fn one_file_is_taken_where_a_list_of_shards_has_none() {
-        let list = names(&[INDEX, "model.safetensors", "config.json"]);
-        let got = select(&list, &Wanted::Default).expect("a selection");
-        assert_eq!(got.files, ["config.json", "model.safetensors"]);
-        let with_shard = [&list[..], &names(&["model-00001-of-00001.safetensors"])].concat();
-        let got = select(&with_shard, &Wanted::Default).expect("a selection");
-        assert_eq!(got.files, [INDEX, "config.json", "model-00001-of-00001.safetensors"]);
+    fn one_file_is_preferred_to_its_variants_and_to_a_list_of_shards_without_any() {
+        let shard = "model-00001-of-00001.safetensors";
+        for (list, want) in [
+            (
+                &["model.fp16.safetensors", "model.safetensors", "config.json"][..],
+                &["config.json", "model.safetensors"][..],
+            ),
+            (&[INDEX, "model.safetensors", "config.json"], &["config.json", "model.safetensors"]),
+            (&[INDEX, "model.safetensors", "config.json", shard], &[INDEX, "config.json", shard]),
+        ] {
+            assert_eq!(select(&names(list), &Wanted::Default).expect("a selection").files, want);
+        }
         let bare = names(&[INDEX, "config.json"]);
         assert_eq!(select(&bare, &Wanted::Default), Err(SelectError::Weightless));
     }
