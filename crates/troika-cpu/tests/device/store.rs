@@ -16,6 +16,7 @@ pub fn linear(weight: WeightRef, activations: ActivationFormat) -> Op {
 #[derive(Clone, Default)]
 pub struct Store(HashMap<String, WeightData>);
 
+#[allow(dead_code)] // not all tests that share this file
 impl Store {
     pub fn add(
         &mut self,

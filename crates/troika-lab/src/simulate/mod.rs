@@ -310,11 +310,11 @@ impl Simulation {
         let memory = engine.memory();
         let engine_bytes = memory.kv_cache + memory.activations + memory.scratch;
         let between = |a: &Usage, b: &Usage| b.now_ns - a.now_ns;
-        let (mut prefill_j, mut prepare_ns) = (self.board.energy_j(&start, &first), 0);
+        let (mut prefill_j, mut prepare_ns) = (self.board.soc().energy_j(&start, &first), 0);
         let soc = self.board.soc();
         let mut cpu_time = [soc.cpu_time(&start, &first), soc.cpu_time(&first, &end)];
         if let Some([before, after]) = &self.prepared {
-            let prepare_j = self.board.energy_j(before, after);
+            let prepare_j = self.board.soc().energy_j(before, after);
             prefill_j = prefill_j.zip(prepare_j).map(|(run, prepare)| run + prepare);
             prepare_ns = between(before, after);
             cpu_time[0] += soc.cpu_time(before, after);
@@ -327,7 +327,7 @@ impl Simulation {
             generated: self.generate,
             prefill_j,
             prefill_parts: soc.energy_parts(&start, &first),
-            decode_j: self.board.energy_j(&first, &end),
+            decode_j: self.board.soc().energy_j(&first, &end),
             cpu_time,
             peak_bytes: weight_bytes(engine.lowered()) + engine_bytes,
             frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
