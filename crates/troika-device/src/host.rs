@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
 use crate::error::DeviceError;
+use crate::lock::lock;
 use crate::memory::{AccessError, ReadRows, View, WriteRows};
 
 /// The result of a [`HostTask`], for code that decides what runs next.
@@ -101,22 +102,18 @@ impl HostTask {
     /// # Errors
     /// [`AccessError`] for views in use or in a device's memory; the function's error or panic.
     pub fn run(&self, device: &str) -> Result<(), DeviceError> {
-        *self.locked() = None;
+        *lock(&self.result) = None;
         let reads = self.reads.iter().map(View::read);
         let reads = reads.collect::<Result<SmallVec<[ReadRows<'_>; 4]>, AccessError>>()?;
         let mut writes = claim(&self.writes)?;
         let data = guarded(device, &self.name, || (self.function)(&reads, &mut writes))?;
-        *self.locked() = data;
+        *lock(&self.result) = data;
         Ok(())
     }
 
     /// Takes the result of the last run, if there is one.
     pub fn take_result(&self) -> Option<HostData> {
-        self.locked().take()
-    }
-
-    fn locked(&self) -> std::sync::MutexGuard<'_, Option<HostData>> {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.result).take()
     }
 }
 

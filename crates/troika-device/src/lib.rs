@@ -14,6 +14,7 @@ mod forward_batch;
 mod host;
 mod list;
 mod loader;
+mod lock;
 mod memory;
 mod residents;
 mod text;
@@ -38,6 +39,7 @@ pub use experts::{
 pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
 pub use loader::{LOADER_DEPTH, loader, loader_name};
+pub use lock::lock;
 pub use memory::{
     Access, AccessError, Buffer, BufferWatch, Claim, HeldClaim, OutOfMemory, ReadGuard, ReadRows,
     Rect, SpaceId, View, ViewError, WriteGuard, WriteRows, ZeroedBytes, trim_heap,

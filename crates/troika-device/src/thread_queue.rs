@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::device::{CommandList, Completion, Queue};
 use crate::error::DeviceError;
+use crate::lock::lock;
 
 /// How a [`ThreadQueue`] works.
 #[derive(Clone, Debug)]
@@ -110,8 +111,4 @@ fn serve(
         // Without a scheduler nobody listens, and the queue is dropped soon.
         let _ = done.send(completion);
     }
-}
-
-fn lock<R>(runner: &Mutex<R>) -> std::sync::MutexGuard<'_, R> {
-    runner.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,7 +15,6 @@ use troika_plan::Refusal;
 use troika_program::{GraphList, ListedGraph};
 
 use crate::error::EngineError;
-use crate::experts::try_each;
 
 /// Called from any thread with (finished steps, all steps), the first time before any step. A step
 /// makes the code for all graphs of one shape, or loads the weights of one graph.
@@ -242,14 +241,17 @@ impl Compiling<'_> {
             && !device.caps().shares_code(graph)
     }
 
-    /// Sees that a device takes a graph, and keeps nothing of it.
+    /// Sees that a device takes a graph, and keeps nothing of it: a device whose code has the weights in
+    /// it would else hold all groups of a cache at once.
     fn tried(&self, at: usize) -> Result<(), (usize, EngineError)> {
         if let Some(e) = self.stopped(at) {
             return Err(self.failure(at, e));
         }
         let ListedGraph { device, graph, .. } = &self.list.graphs()[at];
-        let on = |_| self.stopped(at).is_none();
-        let tried = try_each(&*self.devices[*device], graph, self.with.weights, &on);
+        let (weights, goes_on) = (self.with.weights, |_| self.stopped(at).is_none());
+        let request = CompileRequest { graphs: &[graph], weights, report_progress: &goes_on };
+        let tried = self.devices[*device].compile(&request).pop();
+        let tried = tried.unwrap_or(Err(DeviceError::Cancelled));
         tried.map_err(|e| self.failure(at, self.refused(at, e)))?;
         self.report(1);
         Ok(())

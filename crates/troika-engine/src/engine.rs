@@ -199,8 +199,7 @@ impl Engine {
     /// what names such experts before.
     pub fn load_experts(&self, source: &LastingWeights, forecast: Option<&Arc<ExpertForecast>>) {
         for cache in &self.model.caches {
-            cache.load_from(source);
-            forecast.into_iter().for_each(|forecast| cache.set_forecast(forecast));
+            cache.load_from(source, forecast);
         }
     }
 
@@ -343,12 +342,11 @@ fn expert_caches(
     clock: &Arc<dyn Clock>,
 ) -> Result<Vec<Arc<DeviceExperts>>, EngineError> {
     let of_cache = |cache: &ExpertCache| {
-        let graph = |(at, bytes): (&usize, &u64)| CachedGraph {
+        let graph = |at: &usize| CachedGraph {
             graph: program.graphs.graphs()[*at].graph.clone(),
-            bytes: *bytes,
             code: compiled[*at].code.clone(),
         };
-        let graphs = cache.graphs.iter().zip(&cache.bytes).map(graph).collect();
+        let graphs = cache.graphs.iter().map(graph).collect();
         let device = devices[cache.device].clone();
         DeviceExperts::new(cache, device, graphs, clock.clone()).map(Arc::new)
     };

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use troika_check::snr_db;
 use troika_device::{
     Caps, Clock, CodeWeights, CompileRequest, CompileResults, Completion, Device, DeviceError,
-    DeviceKind, Executable, Queue, RealClock, WeightSource, Weights,
+    DeviceKind, Executable, Queue, RealClock, WeightSource, Weights, lock,
 };
 use troika_graph::partition::cut_at;
 use troika_graph::{ActivationFormat, DType, Node, Op, ProductForm, Subgraph, verify};
@@ -222,7 +222,7 @@ impl NpuDevice {
         let options = EmitOptions { provider, rewrites, positions, any_rows };
         let emitted = emit(graph, compiling.weights, options)?;
         let (key, name) = (self.key(&emitted), &graph.name);
-        let known = self.made_so_far().get(&key).cloned();
+        let known = lock(&self.made).get(&key).cloned();
         let made = match known {
             // What is known or kept was probed.
             Some(session) => Ok(CompiledModel::new(session, &emitted)),
@@ -235,14 +235,10 @@ impl NpuDevice {
             Ok(model) => model,
             Err(why) => return Err(self.refused(graph, why, compiling)),
         };
-        self.made_so_far().insert(key, model.session.clone());
+        lock(&self.made).insert(key, model.session.clone());
         emitted.files.delete();
         model.release();
         Ok((emitted.of, model))
-    }
-
-    fn made_so_far(&self) -> MutexGuard<'_, HashMap<GraphKey, SharedSession>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a graph is compiled for any number of rows, so that its weights are held once. Groups
@@ -374,7 +370,7 @@ impl NpuDevice {
         };
         let model = opened.and_then(|model| {
             let start = self.recorder.now();
-            let mut probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut probed = lock(&self.probed);
             if !probed.contains(&self.key(emitted)) {
                 self.probe(&model, emitted)?;
                 probed.insert(self.key(emitted));
@@ -478,7 +474,7 @@ impl Device for NpuDevice {
         });
         let compiled: CompileResults = compiled.collect();
         if !compiled.iter().any(|code| matches!(code, Err(DeviceError::Unsupported { .. }))) {
-            self.made_so_far().clear();
+            lock(&self.made).clear();
         }
         compiled
     }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ort::LoadDynamicError;
 use ort::environment::Environment;
@@ -15,6 +15,7 @@ use ort::logging::LogLevel;
 use ort::memory::DeviceType;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use troika_device::lock;
 
 use crate::error::NpuError;
 use crate::profiling::{ProfileFile, ProfilingLevel};
@@ -68,10 +69,6 @@ pub(crate) struct Runtime {
 }
 
 static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl RuntimePlaces {
     /// The library's file.
@@ -416,9 +413,7 @@ fn openvino_config(threads: usize) -> String {
 fn provider_options(chosen: Chosen, folder: &Path, threads: usize) -> Vec<(&'static str, String)> {
     match chosen.provider {
         Provider::Reference | Provider::CoreMl | Provider::VitisAi => Vec::new(),
-        Provider::OpenVino => {
-            vec![("load_config", openvino_config(threads))]
-        }
+        Provider::OpenVino => vec![("load_config", openvino_config(threads))],
         Provider::Qnn => {
             let mut options = vec![
                 ("backend_path", folder.join("libQnnHtp.so").display().to_string()),

@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
 use troika_check::{Random, floats};
-use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows, trim_heap};
+use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows, lock, trim_heap};
 use troika_graph::DType;
 
 use crate::emit::{Emitted, HIDDEN, MASK, Port};
@@ -63,19 +63,17 @@ impl Drop for OpenSession {
 }
 
 /// Why a run did not take place.
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     /// Memory that is in use or not the host's.
-    Busy(AccessError),
+    #[error(transparent)]
+    Busy(#[from] AccessError),
     /// Bindings that do not fit.
+    #[error("{0}")]
     Misfit(String),
     /// What the provider says.
+    #[error("{0}")]
     Failed(String),
-}
-
-impl From<AccessError> for RunError {
-    fn from(e: AccessError) -> RunError {
-        RunError::Busy(e)
-    }
 }
 
 impl CompiledModel {
@@ -93,7 +91,7 @@ impl CompiledModel {
 
     /// Gives back what its compiler has left: the pages of files that it has mapped, and free memory.
     pub fn release(&self) {
-        let open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.session);
         release_mapped(&open.session, open.files.folder());
         trim_heap();
     }
@@ -170,8 +168,8 @@ impl CompiledModel {
         fill: impl FnOnce(&[Port], &mut [Vec<u32>]) -> Result<(), RunError>,
         mut take: impl FnMut(usize, &Port, usize, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        let mut inputs = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inputs = lock(&self.staged);
+        let mut open = lock(&self.session);
         let OpenSession { session, record, .. } = &mut *open;
         let start = record.begin();
         fill(&self.inputs, &mut inputs)?;
@@ -226,8 +224,8 @@ impl CompiledModel {
     /// # Errors
     /// What the provider says.
     pub fn probed(&self) -> Result<Vec<f32>, String> {
-        let mut inputs = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut open = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inputs = lock(&self.staged);
+        let mut open = lock(&self.session);
         let OpenSession { session, record, .. } = &mut *open;
         let mut random = Random(0);
         for (port, memory) in self.inputs.iter().zip(inputs.iter_mut()) {
@@ -250,12 +248,8 @@ impl CompiledModel {
         let results = self.compute(session, &all, 0..self.each, record);
         // Fresh memory: only what is used of it takes room.
         inputs.iter_mut().for_each(|memory| *memory = vec![0; memory.len()]);
-        let results = results.map_err(|e| match e {
-            RunError::Busy(e) => e.to_string(),
-            RunError::Misfit(why) | RunError::Failed(why) => why,
-        })?;
         let mut all = Vec::new();
-        for (port, value) in self.outputs.iter().zip(&results) {
+        for (port, value) in self.outputs.iter().zip(&results.map_err(|e| e.to_string())?) {
             let bytes = bytes_of(port, value).map_err(|e| one_line(&e.to_string()))?;
             all.extend(floats(bytes, port.dtype));
         }

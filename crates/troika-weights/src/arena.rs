@@ -7,8 +7,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use memmap2::{MmapOptions, MmapRaw};
-
-use crate::parallel::lock;
+use troika_device::lock;
 
 /// Bytes of a block.
 const BLOCK: usize = 64 << 20;

@@ -1,7 +1,6 @@
-//! Runs independent parts of loading on threads, and locks for them.
+//! Runs independent parts of loading on threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::thread::{Builder, available_parallelism, scope};
 
 /// Computes `f(0), ..., f(n - 1)` on all cores and returns them in order. Uses fewer threads if
@@ -33,9 +32,4 @@ pub(crate) fn map<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     });
     all.sort_unstable_by_key(|made| made.0);
     all.into_iter().map(|made| made.1).collect()
-}
-
-/// Locks. Data left by a panicked thread is valid, since values are stored in one step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -4,13 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use troika_device::{
-    Buffer, Clock, CompileRequest, Device, DeviceError, Executable, ExpertForecast, ExpertStats,
-    View, WeightSource, Weights,
+    Buffer, Clock, Device, DeviceError, Executable, ExpertForecast, ExpertStats, View,
+    WeightSource, Weights, lock,
 };
 use troika_graph::Subgraph;
 use troika_program::{ExpertCache, ExpertSlots};
 
-use super::route::locked;
 use crate::error::EngineError;
 use crate::memory::allocate;
 
@@ -23,7 +22,6 @@ pub type LastingWeights = Arc<dyn WeightSource + Send + Sync>;
 /// A group of experts that a device can load.
 pub(crate) struct CachedGraph {
     pub graph: Subgraph,
-    pub bytes: u64,
     /// Its code; `None` if weights are part of it, so that loading makes it.
     pub code: Option<Arc<Executable>>,
 }
@@ -68,10 +66,11 @@ impl DeviceExperts {
         })
     }
 
-    /// Says where weights come from, and loads those that are there from the start. What fails is told
-    /// when rows choose it.
-    pub fn load_from(&self, source: &LastingWeights) {
-        *locked(&self.source) = Some(source.clone());
+    /// Says where weights come from and what names experts that will be chosen, and loads those that
+    /// are there from the start. What fails is told when rows choose it.
+    pub fn load_from(&self, source: &LastingWeights, forecast: Option<&Arc<ExpertForecast>>) {
+        *lock(&self.source) = Some(source.clone());
+        *lock(&self.forecast) = forecast.cloned();
         for (slot, group) in self.of.first().into_iter().enumerate() {
             let _ = self.loaded(group, slot);
         }
@@ -79,19 +78,14 @@ impl DeviceExperts {
         (slots.stats.bytes_read, slots.stats.stall) = (0, Duration::ZERO);
     }
 
-    /// Says what names experts that will be chosen.
-    pub fn set_forecast(&self, forecast: &Arc<ExpertForecast>) {
-        *locked(&self.forecast) = Some(forecast.clone());
-    }
-
     /// What names experts that will be chosen.
     pub fn forecast(&self) -> Option<Arc<ExpertForecast>> {
-        locked(&self.forecast).clone()
+        lock(&self.forecast).clone()
     }
 
     /// Bytes of a group.
     pub fn bytes(&self, group: u32) -> u64 {
-        self.graphs[group as usize].bytes
+        self.of.bytes[group as usize]
     }
 
     /// The name of a group's graph.
@@ -101,13 +95,13 @@ impl DeviceExperts {
 
     /// Which groups are where.
     pub fn slots(&self) -> MutexGuard<'_, ExpertSlots> {
-        locked(&self.slots)
+        lock(&self.slots)
     }
 
     /// What became of groups.
     pub fn stats(&self) -> ExpertStats {
-        let held = self.held.iter().filter_map(|slot| Some(locked(slot).as_ref()?.0));
-        let held = held.map(|group| self.graphs[group as usize].bytes).sum();
+        let held = self.held.iter().filter_map(|slot| Some(lock(slot).as_ref()?.0));
+        let held = held.map(|group| self.bytes(group)).sum();
         ExpertStats { held, ..self.slots().stats.clone() }
     }
 
@@ -130,7 +124,7 @@ impl DeviceExperts {
     /// # Errors
     /// The device does not load them.
     pub fn loaded(&self, group: u32, slot: usize) -> Result<Arc<Weights>, DeviceError> {
-        let mut held = locked(&self.held[slot]);
+        let mut held = lock(&self.held[slot]);
         if let Some((_, weights)) = held.as_ref().filter(|(held, _)| *held == group) {
             return Ok(weights.clone());
         }
@@ -140,13 +134,13 @@ impl DeviceExperts {
         *held = Some((group, weights.clone()));
         let took: Duration = self.clock.now().saturating_sub(began);
         let mut slots = self.slots();
-        slots.stats.bytes_read += self.graphs[group as usize].bytes;
+        slots.stats.bytes_read += self.bytes(group);
         slots.stats.stall += took;
         Ok(weights)
     }
 
     fn load(&self, of: &CachedGraph) -> Result<Arc<Weights>, DeviceError> {
-        let source = locked(&self.source).clone();
+        let source = lock(&self.source).clone();
         let source = source.ok_or_else(|| DeviceError::Weight {
             name: of.graph.name.clone(),
             why: "its weights were closed when the model was opened".into(),
@@ -157,20 +151,4 @@ impl DeviceExperts {
         };
         self.device.load(&code, &of.graph, &*source)
     }
-}
-
-/// Makes sure that a device takes the groups of a cache, one after the other: a device whose code has
-/// the weights in it would else hold all of them at once.
-///
-/// # Errors
-/// Why it refuses one.
-pub(crate) fn try_each(
-    device: &dyn Device,
-    graph: &Subgraph,
-    weights: &dyn WeightSource,
-    may_continue: &(dyn Fn(usize) -> bool + Sync),
-) -> Result<(), DeviceError> {
-    let request = CompileRequest { graphs: &[graph], weights, report_progress: may_continue };
-    let made = device.compile(&request).pop();
-    made.unwrap_or(Err(DeviceError::Cancelled)).map(drop)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use troika_device::{
     Bindings, Buffer, CopyRows, DeviceError, HostData, HostTask, Run, SpaceId, View, Weights, Work,
+    lock,
 };
 use troika_program::{
     ExpertBuffer, ExpertCounts, Growing, GrownTask, GrownWork, LayerCounts, PackedView, SlotLoad,
@@ -14,7 +15,7 @@ use troika_program::{
 use troika_trace::{ExpertRows, Span, Tracer};
 
 use super::cache::DeviceExperts;
-use super::route::{OfChunk, locked};
+use super::route::OfChunk;
 use crate::error::EngineError;
 use crate::schedule::{Growth, Task, TaskGraph};
 
@@ -49,7 +50,7 @@ impl Dispatcher {
     /// The tasks. Where functions of the host are not computed, rows choose experts as the plan expects.
     fn tasks(self: &Arc<Self>, routed: bool) -> Result<Arc<TaskGraph>, EngineError> {
         let OfChunk { place, rows, layer, stats, .. } = &self.of;
-        let mut routing = locked(&self.of.routing);
+        let mut routing = lock(&self.of.routing);
         if !routed {
             let mut counts = LayerCounts::default();
             let assumed = routing.rows.assume(*place, *rows, &mut counts);

@@ -8,7 +8,7 @@ mod route;
 mod stats;
 
 pub use cache::LastingWeights;
-pub(crate) use cache::{CachedGraph, DeviceExperts, try_each};
+pub(crate) use cache::{CachedGraph, DeviceExperts};
 pub(crate) use dispatch::{Dispatcher, Dispatchers, growth};
 pub(crate) use packed::PackedBuffers;
 pub(crate) use route::{OfChunk, Routing, host_task};

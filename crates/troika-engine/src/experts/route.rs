@@ -1,16 +1,16 @@
 //! The functions of the host: routing rows to packed buffers, and adding results up.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use troika_device::{
-    Clock, DeviceError, ExpertForecast, HostData, HostTask, ReadRows, View, WriteRows,
+    Clock, DeviceError, ExpertForecast, HostData, HostTask, ReadRows, View, WriteRows, lock,
 };
 use troika_program::{ExpertRows, ExpertStep, LEFT_OUT, LayerCounts, PackedRun};
 
 use super::SharedStats;
 
-/// What is routed to a set of packed buffers.
+/// What is routed to a set of packed buffers. After a panic it is begun anew with the next chunk 0.
 #[derive(Debug)]
 pub(crate) struct Routing {
     pub rows: ExpertRows,
@@ -41,11 +41,6 @@ impl Routing {
     pub fn take(&mut self, chunk: usize) -> (Vec<PackedRun>, LayerCounts) {
         self.runs.get_mut(chunk).map(std::mem::take).unwrap_or_default()
     }
-}
-
-/// Locks, also after a panic: what was routed is begun anew with the next chunk 0.
-pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What functions of a chunk work with.
@@ -106,7 +101,7 @@ impl OfChunk {
             [before, after] => Some(added(self.rows, before, after)?),
             _ => None,
         };
-        let mut routing = locked(&self.routing);
+        let mut routing = lock(&self.routing);
         let (place, saliency) = (self.place, saliency.as_deref());
         let mut counts = LayerCounts::default();
         let runs = routing.rows.route(place, &all, saliency, &mut counts)?;
@@ -170,7 +165,7 @@ impl OfChunk {
             return Err("it lacks views".into());
         };
         let began = self.clock.now();
-        let mut routing = locked(&self.routing);
+        let mut routing = lock(&self.routing);
         let first_run = routing.began.take();
         let places = routing.rows.places(self.place.0);
         for row in 0..self.rows {

@@ -1,9 +1,10 @@
 //! What was routed where, and how long it took.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use troika_device::lock;
 use troika_program::LayerCounts;
 
 /// Counts and times of divided experts since the model was opened.
@@ -43,6 +44,6 @@ pub(crate) struct SharedStats(Arc<Mutex<GroupStats>>);
 impl SharedStats {
     /// Changes them.
     pub fn with<T>(&self, change: impl FnOnce(&mut GroupStats) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut lock(&self.0))
     }
 }

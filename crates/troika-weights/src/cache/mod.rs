@@ -29,9 +29,7 @@ use std::sync::Mutex;
 
 use format::ALIGN;
 pub(crate) use format::Found;
-use troika_device::{WeightBytes, size};
-
-use crate::parallel::lock;
+use troika_device::{WeightBytes, lock, size};
 
 pub use folder::{CacheFile, CacheFolder, CacheKind};
 pub use format::{PackedEntry, PackedIndex, parse_packed};

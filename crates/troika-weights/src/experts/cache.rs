@@ -7,7 +7,7 @@ use std::time::Duration;
 use troika_device::{
     Clock, DeviceError, EXPECTED_SHARE, EXPERT_PARTS, Eviction, ExpertBytes, ExpertForecast,
     ExpertPart, ExpertStats, ExpertsOnDisk, LayerChoices, PROMPT_TOKENS, RealClock, Residents,
-    WeightBytes, size, size_needed,
+    WeightBytes, lock, size, size_needed,
 };
 
 use super::io::{Done, Target};
@@ -15,7 +15,6 @@ use super::read::Reader;
 use super::room::Rooms;
 use crate::arena::Room;
 use crate::cache::hash;
-use crate::parallel::lock;
 
 /// Direct reads begin and end at multiples of this.
 const PAGE: usize = 4096;

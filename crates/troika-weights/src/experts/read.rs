@@ -8,10 +8,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use troika_device::lock;
+
 use super::io::{Done, Target};
 #[cfg(target_os = "linux")]
 use super::ring::Ring;
-use crate::parallel::lock;
 
 /// Threads that read, where there is no io_uring: as many as keep a disk busy.
 const THREADS: usize = 4;

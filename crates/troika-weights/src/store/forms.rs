@@ -4,9 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 
-use troika_device::Packed;
-
-use crate::parallel::lock;
+use troika_device::{Packed, lock};
 
 /// Which packed form: of a weight or some of its rows, in a layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

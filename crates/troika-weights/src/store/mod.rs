@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use troika_device::{
     DeviceError, EXPERT_PARTS, Eviction, ExpertForecast, ExpertPart, ExpertSource, ExpertStats,
-    ExpertsOnDisk, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,
+    ExpertsOnDisk, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource, lock,
 };
 use troika_graph::DType;
 use troika_model::families::DescribedModel;
@@ -29,7 +29,7 @@ use crate::error::WeightError;
 use crate::experts::{ExpertCache, OnWait};
 use crate::format::file_map::FileMap;
 use crate::format::mapped::MappedCheckpoint;
-use crate::parallel::{self, lock};
+use crate::parallel;
 
 use crate::store::forms::{FormId, Forms};
 
