@@ -15,7 +15,7 @@ impl Emitter<'_> {
     /// Rows of heads `[rows, heads * dim]` as `[heads, rows, dim]`.
     fn by_heads(&mut self, x: &str, rows: usize, heads: usize, dim: usize) -> String {
         let x = self.reshape(x, &[rows, heads, dim]);
-        self.model.node("Transpose", &[&x], &[Attribute::Ints("perm", &[1, 0, 2])])
+        self.transposed(&x, &[1, 0, 2])
     }
 
     /// Cached heads `[heads, positions, dim]` of an input, without what pads them.
@@ -45,8 +45,7 @@ impl Emitter<'_> {
         };
         let positions = self.options.rewrites.padded(self.options.positions);
         let mask = self.extra(MASK, DType::F32, self.rows, positions);
-        let turned = [Attribute::Ints("perm", &[0, 2, 1])];
-        let keys = self.model.node("Transpose", &[&keys], &turned);
+        let keys = self.transposed(&keys, &[0, 2, 1]);
         let sinks = a.sinks.map(|sinks| self.read(sinks)).transpose()?;
         let shared = Shared { op: a, keys, values, positions, sinks };
         let slices = self.options.rewrites.slices(self.rows);
@@ -59,8 +58,7 @@ impl Emitter<'_> {
             parts.push(self.attend(&q, &mask, rows, &shared));
             from += rows;
         }
-        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        Ok(self.model.node("Concat", &parts, &[Attribute::Int("axis", 0)]))
+        Ok(self.concat_along(&parts, 0))
     }
 
     /// Attention of some queries. Query heads that share a key head are its rows.
@@ -73,9 +71,7 @@ impl Emitter<'_> {
         let q = self.times(&q, a.scale);
         let mut scores = self.two("MatMul", &q, keys);
         if let Some(cap) = a.softcap {
-            scores = self.times(&scores, 1.0 / cap);
-            scores = self.one("Tanh", &scores);
-            scores = self.times(&scores, cap);
+            scores = self.soft_cap(&scores, cap);
         }
         let scores = self.reshape(&scores, &[a.heads, rows, positions]);
         let mut scores = self.two("Add", &scores, mask);
@@ -91,7 +87,7 @@ impl Emitter<'_> {
         let shares = self.reshape(&shares, &[kv_heads, group * rows, positions]);
         let y = self.two("MatMul", &shares, values);
         let y = self.reshape(&y, &[a.heads, rows, a.v_dim]);
-        let y = self.model.node("Transpose", &[&y], &[Attribute::Ints("perm", &[1, 0, 2])]);
+        let y = self.transposed(&y, &[1, 0, 2]);
         self.reshape(&y, &[rows, a.heads * a.v_dim])
     }
 }

@@ -152,7 +152,7 @@ impl Emitter<'_> {
         }
         let y = match &parts[..] {
             [y] => y.clone(),
-            _ => self.concat(&parts.iter().map(String::as_str).collect::<Vec<_>>()),
+            _ => self.concat(&parts),
         };
         Ok(if element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) })
     }
@@ -179,7 +179,7 @@ impl Emitter<'_> {
     }
 
     pub(super) fn turned(&mut self, x: &str) -> String {
-        self.model.node("Transpose", &[x], &[Attribute::Ints("perm", &[1, 0])])
+        self.transposed(x, &[1, 0])
     }
 
     /// Whether a product of floats is a convolution: it has no other form.
@@ -228,7 +228,6 @@ impl Emitter<'_> {
             parts.push(self.projection(&hidden, e.down[i], down, e.activations)?);
             self.rows = all;
         }
-        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         Ok(self.concat_along(&parts, 0))
     }
 
@@ -244,7 +243,6 @@ impl Emitter<'_> {
             let head = self.slice(x, i * each, (i + 1) * each, 1);
             parts.push(self.linear(&head, *weight, None, ElementType::F32)?);
         }
-        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         Ok(self.concat(&parts))
     }
 }

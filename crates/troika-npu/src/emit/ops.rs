@@ -57,7 +57,7 @@ impl Emitter<'_> {
                 let parts = sides
                     .each_ref()
                     .map(|(x, cols)| self.reshape(x, &[self.rows, *groups, cols / groups]));
-                let both = self.concat(&parts.each_ref().map(String::as_str));
+                let both = self.concat(&parts);
                 self.reshape(&both, &[self.rows, sides[0].1 + sides[1].1])
             }
             Op::Attention(attention) => self.attention(&x, attention, &node.states)?,
@@ -113,12 +113,17 @@ impl Emitter<'_> {
         self.two("Reshape", x, &dims)
     }
 
-    pub(super) fn concat(&mut self, parts: &[&str]) -> String {
+    pub(super) fn concat(&mut self, parts: &[impl AsRef<str>]) -> String {
         self.concat_along(parts, -1)
     }
 
-    pub(super) fn concat_along(&mut self, parts: &[&str], axis: i64) -> String {
-        self.model.node("Concat", parts, &[Attribute::Int("axis", axis)])
+    pub(super) fn concat_along(&mut self, parts: &[impl AsRef<str>], axis: i64) -> String {
+        let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+        self.model.node("Concat", &parts, &[Attribute::Int("axis", axis)])
+    }
+
+    pub(super) fn transposed(&mut self, x: &str, perm: &'static [i64]) -> String {
+        self.model.node("Transpose", &[x], &[Attribute::Ints("perm", perm)])
     }
 
     /// Some of the last dimension.
@@ -150,8 +155,7 @@ impl Emitter<'_> {
         }
         let groups = self.reshape(x, &[self.rows, cols / group, group]);
         let done = work(self, &groups);
-        let flat = self.model.integers(&[self.rows as i64, -1]);
-        self.two("Reshape", &done, &flat)
+        self.viewed(&done, &[self.rows as i64, -1])
     }
 
     fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Result<String, DeviceError> {
@@ -168,10 +172,10 @@ impl Emitter<'_> {
         Ok(if scale == 1.0 { rows } else { self.times(&rows, scale) })
     }
 
-    /// The mean over the last dimension.
-    fn mean(&mut self, x: &str) -> String {
+    /// The mean over the last dimension, or what another operator makes of it.
+    pub(super) fn reduced(&mut self, op: &str, x: &str) -> String {
         let axis = self.model.integers(&[-1]);
-        self.two("ReduceMean", x, &axis)
+        self.two(op, x, &axis)
     }
 
     /// `x / sqrt(mean(x^2) + eps) * weight`.
@@ -187,7 +191,7 @@ impl Emitter<'_> {
                 self.two("Pow", x, &two)
             }
         };
-        let mean = self.mean(&squares);
+        let mean = self.reduced("ReduceMean", &squares);
         let above = self.plus(&mean, eps);
         let root = self.one("Sqrt", &above);
         let normed = self.two("Div", x, &root);
@@ -196,13 +200,13 @@ impl Emitter<'_> {
 
     fn layer_norm(&mut self, x: &str, eps: f32, weight: &str, bias: Option<&str>) -> String {
         // The runtime's own operator is one that some providers lack.
-        let mean = self.mean(x);
+        let mean = self.reduced("ReduceMean", x);
         let centered = self.two("Sub", x, &mean);
         let scaled = self.rms(&centered, eps, Some(weight));
         bias.map_or(scaled.clone(), |bias| self.two("Add", &scaled, bias))
     }
 
-    fn soft_cap(&mut self, x: &str, cap: f32) -> String {
+    pub(super) fn soft_cap(&mut self, x: &str, cap: f32) -> String {
         let small = self.times(x, 1.0 / cap);
         let soft = self.one("Tanh", &small);
         self.times(&soft, cap)
@@ -247,8 +251,7 @@ impl Emitter<'_> {
 
     /// Both sides of an xIELU; each is 0 where the other counts, or nearly.
     fn xielu(&mut self, x: &str, alpha_p: f32, alpha_n: f32) -> String {
-        let positive = self.one("Relu", x);
-        let square = self.two("Mul", &positive, &positive);
+        let square = self.activate(x, Activation::ReluSquared);
         let square = self.times(&square, alpha_p);
         let negative = self.clamp(x, f32::MIN, 0.0);
         let bounded = self.clamp(x, f32::MIN, -1e-6);

@@ -162,11 +162,9 @@ impl Emitter<'_> {
         let scales = self.model.floats(&[count, n], &packed.scales);
         let attributes =
             [Attribute::Int("axis", 0), Attribute::Int("block_size", blocks.len as i64)];
-        let Some(zeros) = packed.zeros else {
-            return Ok(self.model.node("DequantizeLinear", &[&numbers, &scales], &attributes));
-        };
-        let zeros = self.model.constant(ElementType::I4, &[count, n], zeros);
-        Ok(self.model.node("DequantizeLinear", &[&numbers, &scales, &zeros], &attributes))
+        let zeros = packed.zeros.map(|z| self.model.constant(ElementType::I4, &[count, n], z));
+        let inputs: Vec<&str> = [&*numbers, &scales].into_iter().chain(zeros.as_deref()).collect();
+        Ok(self.model.node("DequantizeLinear", &inputs, &attributes))
     }
 
     /// A scale for each row of inputs, with large inputs apart, as floats.
@@ -183,8 +181,7 @@ impl Emitter<'_> {
         let usual = self.model.node("Where", &[&same, x, &zero], &[]);
         let large = self.two("Sub", x, &usual);
         let magnitude = self.one("Abs", &usual);
-        let axis = self.model.integers(&[-1]);
-        let most = self.two("ReduceMax", &magnitude, &axis);
+        let most = self.reduced("ReduceMax", &magnitude);
         let number = ((1_u32 << (format.bits - 1)) - 1) as f32;
         let scale = self.times(&most, 1.0 / number);
         let scale = self.plus(&scale, f32::MIN_POSITIVE);
