@@ -95,23 +95,19 @@ pub(crate) fn positions(graph: &Subgraph) -> Result<Vec<usize>, String> {
 
 impl CachedModel {
     /// A graph, with the models of its attention by their number of positions.
-    ///
-    /// # Errors
-    /// What goes into the cache is computed by the graph itself, which the host cannot see.
     pub fn new(
         graph: &Subgraph,
         rows: usize,
         of: Vec<usize>,
         models: Vec<(usize, CompiledModel)>,
-    ) -> Result<CachedModel, String> {
+    ) -> CachedModel {
         let (mut appends, mut attend) = (Vec::new(), None);
         for node in &graph.nodes {
             match &node.op {
                 Op::KvAppend(append) => {
                     let from = node.inputs.first().and_then(|id| input_behind(graph, *id));
-                    let Some(input) = from else {
-                        return Err("what goes into its cache is none of its inputs".into());
-                    };
+                    // `positions` refuses what the graph computes itself: the host cannot see it.
+                    let Some(input) = from else { continue };
                     let cache = cache(graph, node.states[0], append.page_group, 1);
                     let dtype = graph.value(graph.inputs[input]).dtype;
                     appends.push(Append { input, dtype, cache });
@@ -132,7 +128,7 @@ impl CachedModel {
         });
         let models = models.collect();
         let attend = attend.map(|(window, caches)| Attend { window, caches, of, models });
-        Ok(CachedModel { counts, rows, appends, attend })
+        CachedModel { counts, rows, appends, attend }
     }
 
     /// Runs it on the rows of a submission, one sequence after the other.

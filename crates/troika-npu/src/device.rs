@@ -203,7 +203,7 @@ impl NpuDevice {
                 of = inputs;
                 models.push((positions, model));
             }
-            GraphCode::Cached(CachedModel::new(graph, rows, of, models).map_err(unfit)?)
+            GraphCode::Cached(CachedModel::new(graph, rows, of, models))
         };
         let code = Arc::new(code);
         let code = Code { device: self.name.clone(), graph: graph.clone(), made: code };

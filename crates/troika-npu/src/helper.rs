@@ -1,10 +1,9 @@
 //! Compiling in a process of its own: vendors' compilers crash and hang.
 //!
 //! The helper reads a line per graph from standard input, the file of a model, the file to write its
-//! compiled form to and, if it is profiled, the level and the profiler's file, and answers with a
-//! line on standard output. Compilers print there, too: an answer begins with [`ANSWER`]. A line of
-//! three has a compiled form profiled by QNN's own interface: its file, the level and the file to
-//! write.
+//! compiled form to, and the level and file of a profile, and answers with a line on standard output.
+//! Compilers print there, too: an answer begins with [`ANSWER`]. Without a second file, the first is a
+//! compiled form that QNN's own interface profiles; without a level there is no profile.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -83,16 +82,10 @@ impl<'a> Helper<'a> {
         profile: Option<&ProfileFile>,
         may_continue: &dyn Fn() -> bool,
     ) -> Result<Vec<u8>, HelperError> {
-        let refused = |what: &str, e: std::io::Error| {
-            HelperError::Refused(format!("{what} for its compiler: {e}"))
-        };
-        let (from, to) = (model.path(), model.folder().join("context.onnx"));
-        let mut request = format!("{}{BETWEEN}{}", from.display(), to.display());
-        if let Some(ProfileFile { level, path }) = profile {
-            request += &format!("{BETWEEN}{}{BETWEEN}{}", level.name(), path.display());
-        }
-        self.ask(&request, may_continue)?;
-        std::fs::read(&to).map_err(|e| refused("no result", e))
+        let to = model.folder().join("context.onnx");
+        self.ask(&model.path(), Some(&to), profile, may_continue)?;
+        let read = std::fs::read(&to);
+        read.map_err(|e| HelperError::Refused(format!("no result for its compiler: {e}")))
     }
 
     /// Has QNN's own interface profile the compiled form of a model.
@@ -100,18 +93,27 @@ impl<'a> Helper<'a> {
         &mut self,
         model: &OnnxFiles,
         compiled: &[u8],
-        ProfileFile { level, path }: &ProfileFile,
+        profile: &ProfileFile,
         may_continue: &dyn Fn() -> bool,
     ) -> Result<(), HelperError> {
         let from = model.folder().join("context.onnx");
         std::fs::write(&from, compiled).map_err(|e| HelperError::Refused(e.to_string()))?;
-        let (from, to, level) = (from.display(), path.display(), level.name());
-        self.ask(&format!("{from}{BETWEEN}{level}{BETWEEN}{to}"), may_continue)
+        self.ask(&from, None, Some(profile), may_continue)
     }
 
-    /// Asks for something.
-    fn ask(&mut self, request: &str, may_continue: &dyn Fn() -> bool) -> Result<(), HelperError> {
-        let answered = self.answer(request, may_continue);
+    /// Asks for a compiled form, or for the profile of one.
+    fn ask(
+        &mut self,
+        from: &Path,
+        to: Option<&Path>,
+        profile: Option<&ProfileFile>,
+        may_continue: &dyn Fn() -> bool,
+    ) -> Result<(), HelperError> {
+        let none = Path::new("");
+        let (level, file) = profile.map_or(("", none), |p| (p.level.name(), p.path.as_path()));
+        let [from, to, file] = [from, to.unwrap_or(none), file].map(Path::display);
+        let request = format!("{from}{BETWEEN}{to}{BETWEEN}{level}{BETWEEN}{file}");
+        let answered = self.answer(&request, may_continue);
         let done = answered.and_then(|answer| match answer.split_once(BETWEEN) {
             Some((_, why)) => Err(HelperError::Refused(why.into())),
             None => Ok(()),
@@ -132,10 +134,8 @@ impl<'a> Helper<'a> {
             let how = child.wait().map_or_else(|e| e.to_string(), |status| status.to_string());
             HelperError::Refused(format!("its compiler ended in the middle ({how})"))
         };
-        let running = match &mut self.running {
-            Some(running) => running,
-            none => none.insert(start(self.command, self.library, self.chosen, self.threads)?),
-        };
+        let running = self.running.take().map_or_else(|| self.start(), Ok)?;
+        let running = self.running.insert(running);
         if writeln!(running.requests, "{request}").is_err() {
             return Err(gone(&mut running.child));
         }
@@ -156,46 +156,42 @@ impl<'a> Helper<'a> {
             }
         }
     }
-}
 
-fn start(
-    command: &HelperCommand,
-    library: &Path,
-    chosen: Chosen,
-    threads: usize,
-) -> Result<Running, HelperError> {
-    let mut child = Command::new(&command.program)
-        .args(&command.args)
-        .arg(library)
-        .arg(chosen.to_string())
-        .arg(threads.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|e| {
-            let program = command.program.display();
-            HelperError::Refused(format!("{program} does not start to compile it: {e}"))
-        })?;
-    let (send, answers) = channel();
-    let lines = child.stdout.take().map(BufReader::new);
-    let reader = move || {
-        for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
-            if let Some(answer) = line.strip_prefix(ANSWER)
-                && send.send(answer.to_string()).is_err()
-            {
-                break;
+    fn start(&self) -> Result<Running, HelperError> {
+        let HelperCommand { program, args, .. } = self.command;
+        let mut child = Command::new(program)
+            .args(args)
+            .arg(self.library)
+            .arg(self.chosen.to_string())
+            .arg(self.threads.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| {
+                let program = program.display();
+                HelperError::Refused(format!("{program} does not start to compile it: {e}"))
+            })?;
+        let (send, answers) = channel();
+        let lines = child.stdout.take().map(BufReader::new);
+        let reader = move || {
+            for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+                if let Some(answer) = line.strip_prefix(ANSWER)
+                    && send.send(answer.to_string()).is_err()
+                {
+                    break;
+                }
             }
-        }
-    };
-    let started = std::thread::Builder::new().name("troika-npu-answers".into()).spawn(reader);
-    let requests = child.stdin.take();
-    match (requests, started) {
-        (Some(requests), Ok(_)) => Ok(Running { child, requests, answers }),
-        _ => {
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(HelperError::Refused("no thread for its compiler's answers".into()))
+        };
+        let started = std::thread::Builder::new().name("troika-npu-answers".into()).spawn(reader);
+        let requests = child.stdin.take();
+        match (requests, started) {
+            (Some(requests), Ok(_)) => Ok(Running { child, requests, answers }),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(HelperError::Refused("no thread for its compiler's answers".into()))
+            }
         }
     }
 }
@@ -217,20 +213,13 @@ pub fn serve_compile(args: &[String]) -> Result<(), String> {
     for line in std::io::stdin().lines() {
         let line = line.map_err(|e| e.to_string())?;
         let parts: Vec<&str> = line.split(BETWEEN).collect();
-        let (from, to, level) = match parts[..] {
-            [from, to] => (from, Some(to), None),
-            [from, level, path] => (from, None, Some((level, path))),
-            [from, to, level, path] => (from, Some(to), Some((level, path))),
-            _ => return Err(format!("{line:?} is no request")),
+        let [from, to, level, path] = parts[..] else {
+            return Err(format!("{line:?} is no request"));
         };
-        let profile = level.and_then(|(level, path)| {
-            Some(ProfileFile { level: ProfilingLevel::parse(level)?, path: path.into() })
-        });
-        let (from, to) = (Path::new(from), to.map(Path::new));
-        let done = match (to, &profile) {
-            (Some(to), profile) => runtime.compile_to(chosen, threads, from, to, profile.as_ref()),
-            (None, Some(ProfileFile { level, path })) => runtime.profile(from, *level, path),
-            (None, None) => return Err(format!("{line:?} names no level")),
+        let (from, level) = (Path::new(from), ProfilingLevel::parse(level));
+        let done = match level.map(|level| ProfileFile { level, path: path.into() }) {
+            Some(profile) if to.is_empty() => runtime.profile(from, &profile),
+            profile => runtime.compile_to(chosen, threads, from, Path::new(to), profile.as_ref()),
         };
         let answer = match done {
             Ok(()) => "ok".to_string(),

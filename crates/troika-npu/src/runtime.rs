@@ -18,7 +18,7 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use troika_device::lock;
 
 use crate::error::NpuError;
-use crate::profiling::{ProfileFile, ProfilingLevel};
+use crate::profiling::ProfileFile;
 use crate::provider::{Hardware, NpuSpec, Plugin, Provider};
 use crate::qnn;
 
@@ -311,10 +311,11 @@ impl Runtime {
     ///
     /// # Errors
     /// Why it does not, in one line.
-    pub fn profile(&self, compiled: &Path, level: ProfilingLevel, to: &Path) -> Result<(), String> {
+    pub fn profile(&self, compiled: &Path, to: &ProfileFile) -> Result<(), String> {
         let folder = Provider::Qnn.plugin().map(|plugin| self.folder(plugin)).unwrap_or_default();
         let bytes = std::fs::read(compiled).map_err(|e| e.to_string())?;
-        std::fs::write(to, qnn::profile(&folder, &bytes, level)?).map_err(|e| e.to_string())
+        let profile = qnn::profile(&folder, &bytes, to.level)?;
+        std::fs::write(&to.path, profile).map_err(|e| e.to_string())
     }
 
     /// Something that a provider makes, or why it does not, in one line.

@@ -185,11 +185,10 @@ fn lay_parts(
 mod tests {
     use std::time::Duration;
 
-    use super::super::event::{Event, Events, Role, Stage, Unit};
+    use super::super::event::{Event, Events, Stage, Unit};
     use super::super::qnn;
+    use super::super::replay::QNN_RECORDING as RECORDED;
     use super::{Window, lay, place};
-
-    const RECORDED: &str = include_str!("testdata/qnn-detailed.csv");
 
     fn window(start: u64, end: u64) -> Window {
         let [start, end] = [start, end].map(Duration::from_micros);
@@ -239,15 +238,7 @@ mod tests {
 
     #[test]
     fn deeper_parts_and_other_units_have_a_place() {
-        let event = |depth, value, unit| Event {
-            name: format!("{depth} {value}"),
-            op: None,
-            value,
-            unit,
-            depth,
-            role: Role::Part,
-            at_us: None,
-        };
+        let event = |depth, value, unit| Event::of_qnn("part", depth, value, unit, 0);
         let all = vec![
             event(0, 100, Unit::Us),
             event(1, 10, Unit::Us),
@@ -267,8 +258,7 @@ mod tests {
 
     #[test]
     fn events_with_times_lie_by_the_clock() {
-        let event =
-            |name, depth, value, unit, at_us| Event::of_qnn(name, depth, value, unit, at_us);
+        let event = Event::of_qnn;
         let all = vec![
             event("work", 0, 400, Unit::Cycles, 0),
             event("a", 1, 100, Unit::Cycles, 1010),

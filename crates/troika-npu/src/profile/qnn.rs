@@ -87,10 +87,8 @@ mod tests {
 
     use super::super::event::{Recorded, Role, Stage, Unit};
     use super::super::place::{Window, place};
+    use super::super::replay::QNN_RECORDING as RECORDED;
 
-    /// As the emulator of QNN 2.7.0 wrote it at level detailed, for a graph that was compiled and
-    /// run twice.
-    const RECORDED: &str = include_str!("testdata/qnn-detailed.csv");
     /// The same graph from its compiled form, at level basic.
     const LOADED: &str = include_str!("testdata/qnn-basic.csv");
 

@@ -71,17 +71,15 @@ impl Profiler {
                 (unasked.path().to_path_buf(), Some(unasked))
             }
         };
-        let (files, dropped, reading_ns, is_shallow) = Default::default();
-        let _unasked = unasked;
         Ok(Profiler {
             level,
             folder,
-            _unasked,
+            _unasked: unasked,
             most_events,
-            files,
-            dropped,
-            reading_ns,
-            is_shallow,
+            files: AtomicUsize::default(),
+            dropped: AtomicUsize::default(),
+            reading_ns: AtomicU64::default(),
+            is_shallow: AtomicBool::default(),
         })
     }
 }
@@ -281,12 +279,11 @@ mod tests {
     use troika_trace::{Arg, Span, Tracer};
 
     use super::super::place::Window;
+    use super::super::replay::QNN_RECORDING as RECORDED;
     use super::Recorder;
     use crate::error::NpuError;
     use crate::profiling::{Profiling, ProfilingLevel};
     use crate::provider::Provider;
-
-    const RECORDED: &str = include_str!("testdata/qnn-detailed.csv");
 
     fn window(start: u64, end: u64) -> Window {
         let [start, end] = [start, end].map(Duration::from_millis);

@@ -316,7 +316,7 @@ impl ExpertSlots {
                 break;
             }
             let leaves = || {
-                let slot = self.leaves(|s, _| !s.used && !s.expected)?;
+                let slot = self.leaves(|idle, _| idle)?;
                 // What a forecast names is chosen next, what is popular perhaps.
                 let stays = !is_prompt || self.residents.outranks(group, self.held[slot]?);
                 stays.then_some(slot)
@@ -368,11 +368,11 @@ impl ExpertSlots {
     /// those that this call has loaded, the first ones leave next, so that one is computed while another
     /// one is loaded.
     fn slot_for(&self, passed: &[usize], turn: &mut usize) -> usize {
-        let unused = || self.leaves(|s, _| !s.used && !s.expected);
+        let unused = || self.leaves(|idle, _| idle);
         let few = passed.len() < PASSING.min(self.held.len());
         let next = self.free().or_else(|| if few { unused() } else { None });
         let next = next.or_else(|| {
-            let slot = self.leaves(|s, slot| (!s.used && !s.expected) || passed.contains(&slot))?;
+            let slot = self.leaves(|idle, slot| idle || passed.contains(&slot))?;
             Some(slot).filter(|slot| !passed.contains(slot))
         });
         let any = || self.leaves(|_, slot| few && !passed.contains(&slot));
@@ -393,14 +393,14 @@ impl ExpertSlots {
         self.held.iter().position(Option::is_none)
     }
 
-    /// The slot of the group that leaves next, of those for which `may` holds.
-    fn leaves(&self, may: impl Fn(SlotState, usize) -> bool) -> Option<usize> {
+    /// The slot of the group that leaves next, of those for which `may` holds: whether the group is
+    /// neither in use nor expected, and its slot.
+    fn leaves(&self, may: impl Fn(bool, usize) -> bool) -> Option<usize> {
         let slot = |group: u32| {
             let of = self.states[group as usize];
             let slot = of.slot?;
             let used = self.calls - self.used[slot] < self.recent;
-            let state = SlotState { used, expected: of.expected };
-            may(state, slot).then_some(slot)
+            may(!used && !of.expected, slot).then_some(slot)
         };
         slot(self.residents.next_to_leave(|group| slot(group).is_some())?)
     }
@@ -416,13 +416,6 @@ impl ExpertSlots {
         self.residents.entered(group);
         self.states[group as usize] = GroupState { slot: Some(slot), here: false, expected: false };
     }
-}
-
-/// What matters of a slot for who leaves.
-#[derive(Clone, Copy)]
-struct SlotState {
-    used: bool,
-    expected: bool,
 }
 
 #[cfg(test)]

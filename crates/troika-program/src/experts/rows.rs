@@ -106,13 +106,6 @@ impl LayerCounts {
     }
 }
 
-/// Experts that one graph computes.
-#[derive(Clone, Debug)]
-struct PackedGroup {
-    experts: Vec<usize>,
-    capacity: usize,
-}
-
 /// A group's slot that still has room.
 #[derive(Clone, Debug)]
 struct Open {
@@ -126,15 +119,11 @@ struct Open {
 #[derive(Clone, Debug)]
 pub struct ExpertRows {
     shape: RoutedShape,
-    groups: Vec<PackedGroup>,
+    split: ExpertSplit,
     /// The groups of each expert and its place there, in the order of the plan.
     at: Vec<Vec<(usize, usize)>>,
     /// Which of them gets each expert's next row.
     next_group: Vec<usize>,
-    overflow: Overflow,
-    dispatch: Dispatch,
-    /// How often each expert is expected to be chosen; empty: all alike.
-    expected: Vec<u32>,
     open: Vec<Option<Open>>,
     /// The first row behind the slots.
     low: usize,
@@ -160,16 +149,10 @@ impl ExpertRows {
                 }
             }
         }
-        let groups = split.groups.iter();
-        let groups =
-            groups.map(|g| PackedGroup { experts: g.experts.clone(), capacity: g.capacity });
         ExpertRows {
-            groups: groups.collect(),
+            split: split.clone(),
             at,
             next_group: vec![0; shape.experts],
-            overflow: split.overflow,
-            dispatch: split.dispatch,
-            expected: split.expected.clone(),
             open: vec![None; split.groups.len()],
             low: 0,
             high: shape.rows,
@@ -217,14 +200,14 @@ impl ExpertRows {
         for expert in 0..self.shape.experts {
             let mut pairs = std::mem::take(&mut self.sorted[expert]);
             counts.experts[expert].rows += pairs.len() as u64;
-            if self.overflow == Overflow::Prune {
+            if self.split.overflow == Overflow::Prune {
                 self.keep_salient(expert, &mut pairs, saliency);
             }
             self.take_pairs(chunk, expert, &pairs, &mut counts.experts[expert], &mut runs);
             pairs.clear();
             self.sorted[expert] = pairs;
         }
-        for group in (0..self.groups.len()).filter(|_| last) {
+        for group in (0..self.split.groups.len()).filter(|_| last) {
             self.end(group, counts, &mut runs);
         }
         self.run_rest(last, &mut runs);
@@ -245,7 +228,7 @@ impl ExpertRows {
     ) -> Result<Vec<PackedRun>, String> {
         let pairs = rows.saturating_mul(self.shape.top_k);
         let ids: Vec<i32> = (0..)
-            .zip(shares(&self.expected, self.shape.experts, pairs))
+            .zip(expected_pairs(&self.split, self.shape.experts, pairs))
             .flat_map(|(id, n)| vec![id; n])
             .collect();
         let saliency = vec![0.0; rows];
@@ -290,7 +273,7 @@ impl ExpertRows {
 
     /// Puts the rows that count most first, if an expert has more than its groups have room for.
     fn keep_salient(&self, expert: usize, pairs: &mut [u32], saliency: Option<&[f32]>) {
-        let room = self.at[expert].iter().map(|at| self.groups[at.0].capacity);
+        let room = self.at[expert].iter().map(|at| self.split.groups[at.0].capacity);
         if pairs.len() <= room.sum() {
             return;
         }
@@ -315,7 +298,7 @@ impl ExpertRows {
                 self.place(chunk, pair, row);
             } else if self.at[expert].is_empty() {
                 self.take_rest(chunk, pair);
-            } else if self.overflow == Overflow::Prune {
+            } else if self.split.overflow == Overflow::Prune {
                 count.dropped += 1;
                 self.left -= 1;
             } else {
@@ -330,13 +313,13 @@ impl ExpertRows {
     fn next_row(&mut self, expert: usize, runs: &mut Vec<PackedRun>) -> Option<usize> {
         let (slots, turn) = (self.at[expert].len(), self.next_group[expert]);
         let (group, index) = *self.at[expert].get(turn)?;
-        let capacity = self.groups[group].capacity;
+        let capacity = self.split.groups[group].capacity;
         let open = self.opened(group)?;
         let row = open.start + index * capacity + open.filled[index];
         open.filled[index] += 1;
         let full = open.filled[index] == capacity;
         self.next_group[expert] = turn + usize::from(full);
-        if full && self.dispatch == Dispatch::LayerMajor {
+        if full && self.split.dispatch == Dispatch::LayerMajor {
             self.next_group[expert] %= slots;
             runs.extend(self.close(group));
         }
@@ -346,7 +329,7 @@ impl ExpertRows {
     /// The open slot of a group; `None` if there is no room for another one.
     fn opened(&mut self, group: usize) -> Option<&mut Open> {
         if self.open[group].is_none() {
-            let PackedGroup { experts, capacity } = &self.groups[group];
+            let ExpertGroupPlan { experts, capacity, .. } = &self.split.groups[group];
             let (experts, start) = (experts.len(), self.low);
             let end = start + aligned(experts * capacity, self.shape.align);
             if end + self.left > self.high {
@@ -372,7 +355,7 @@ impl ExpertRows {
     /// Closes a group's slot, if it has one, so that it runs.
     fn close(&mut self, group: usize) -> Option<PackedRun> {
         let open = self.open[group].take()?;
-        let capacity = self.groups[group].capacity;
+        let capacity = self.split.groups[group].capacity;
         let rows = open.start..open.start + open.filled.len() * capacity;
         let unfilled = open.filled.iter().enumerate().map(|(i, filled)| {
             let first = open.start + i * capacity;
@@ -385,10 +368,10 @@ impl ExpertRows {
     /// Closes a group's slot at the end of a layer. Where rows gathered over chunks, and most of the
     /// run would be padding, the rule's device computes its rows.
     fn end(&mut self, group: usize, counts: &mut LayerCounts, runs: &mut Vec<PackedRun>) {
-        let capacity = self.groups[group].capacity;
+        let capacity = self.split.groups[group].capacity;
         let is_few = |open: &mut Open| {
             let (rows, room) = (open.filled.iter().sum::<usize>(), open.filled.len() * capacity);
-            self.dispatch == Dispatch::LayerMajor && 2 * rows < room
+            self.split.dispatch == Dispatch::LayerMajor && 2 * rows < room
         };
         let Some(few) = self.open[group].take_if(is_few) else {
             runs.extend(self.close(group));
@@ -398,7 +381,7 @@ impl ExpertRows {
             let first = few.start + i * capacity;
             let rows = first..first + filled;
             self.split_rest(rows, runs);
-            counts.experts[self.groups[group].experts[i]].overflow += *filled as u64;
+            counts.experts[self.split.groups[group].experts[i]].overflow += *filled as u64;
         }
     }
 
@@ -428,7 +411,7 @@ impl ExpertRows {
                 continue;
             };
             counts.group_runs += 1;
-            let PackedGroup { experts, capacity } = &self.groups[group];
+            let ExpertGroupPlan { experts, capacity, .. } = &self.split.groups[group];
             for expert in experts {
                 counts.experts[*expert].grouped += *capacity as u64;
             }
@@ -442,11 +425,6 @@ impl ExpertRows {
     }
 }
 
-/// How many of some pairs each of a layer's experts is expected to get.
-pub fn expected_pairs(split: &ExpertSplit, experts: usize, pairs: usize) -> Vec<usize> {
-    shares(&split.expected, experts, pairs)
-}
-
 /// How many rows fill the slots of a split's groups once, if they choose experts as expected.
 pub fn rows_to_fill(split: &ExpertSplit, experts: usize, top_k: usize) -> usize {
     const ALL: usize = 1 << 20;
@@ -458,8 +436,10 @@ pub fn rows_to_fill(split: &ExpertSplit, experts: usize, top_k: usize) -> usize 
     room.div_ceil(pairs.saturating_mul(top_k).max(1))
 }
 
-/// Shares of pairs by weights of experts, or equal ones without any, rounded so that all are given.
-fn shares(expected: &[u32], experts: usize, pairs: usize) -> Vec<usize> {
+/// How many of some pairs each of a layer's experts is expected to get: shares by their weights, or
+/// equal ones without any, rounded so that all are given.
+pub fn expected_pairs(split: &ExpertSplit, experts: usize, pairs: usize) -> Vec<usize> {
+    let expected = &split.expected;
     let weight = |expert| expected.get(expert).copied().map_or(0, u128::from);
     let weights: Vec<u128> = match expected.iter().take(experts).any(|part| *part > 0) {
         true => (0..experts).map(weight).collect(),

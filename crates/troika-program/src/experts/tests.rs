@@ -261,10 +261,7 @@ fn rows_by_group(dispatch: Dispatch, rows: usize) -> (Vec<usize>, LayerCounts) {
         RoutedShape { experts: 3, top_k: 1, rows: room, align: 1, pairs: rows, most_rest: 9 };
     let (mut packed, mut counts) = (ExpertRows::new(&split, shape), LayerCounts::default());
     let runs = packed.route((0, true), &vec![0; rows], None, &mut counts).unwrap();
-    let in_use = |run: &PackedRun| -> usize {
-        run.rows.len() - run.unfilled.iter().map(|rows| rows.len()).sum::<usize>()
-    };
-    (runs.iter().filter(|r| r.group.is_some()).map(in_use).collect(), counts)
+    (runs.iter().filter(|r| r.group.is_some()).map(PackedRun::used).collect(), counts)
 }
 
 #[test]
