@@ -9,12 +9,11 @@ mod fake;
 use std::alloc::System;
 use std::sync::Arc;
 
-use fake::{Fake, Hook, run};
+use fake::{Fake, idle, run, runner};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use troika_device::{Buffer, Clock, Device, ForwardBatch, RealClock, Waiting, Work};
+use troika_device::{Buffer, ForwardBatch, Waiting, Work};
 use troika_engine::schedule::{Runner, Task, TaskGraph};
 use troika_plan::Policy;
-use troika_trace::Tracer;
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -29,15 +28,11 @@ fn count() -> usize {
 /// and with queues that cannot.
 #[test]
 fn a_token_over_several_devices_takes_no_memory() {
-    let hook: Hook = Arc::new(|_| Ok(()));
     let forward = [Arc::new(ForwardBatch::default()), Arc::new(ForwardBatch::default())];
     for (devices, queue_waits) in [(1, true), (2, true), (3, true), (2, false), (3, false)] {
-        let fakes: Vec<Arc<dyn Device>> = (0..devices)
-            .map(|_| Arc::new(Fake::new(queue_waits, &hook)) as Arc<dyn Device>)
-            .collect();
         for policy in [Policy::InOrder, Policy::OutOfOrder] {
-            let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
-            let mut runner = Runner::new(&fakes, (policy, 0), &clock, Tracer::off()).unwrap();
+            let fakes = (0..devices).map(|_| Fake::new(queue_waits, &idle()));
+            let mut runner = runner(fakes, policy);
             let buffers: Vec<Buffer> = (0..4).map(|_| Buffer::zeroed(4).unwrap()).collect();
             let task = |i: usize| Task {
                 device: i % devices,

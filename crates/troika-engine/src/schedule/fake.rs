@@ -6,6 +6,10 @@ use std::thread::JoinHandle;
 
 use troika_device::*;
 use troika_graph::Subgraph;
+use troika_plan::Policy;
+use troika_trace::Tracer;
+
+use super::Runner;
 
 /// What a task does, given its tag.
 pub type Hook = Arc<dyn Fn(u32) -> Result<(), DeviceError> + Send + Sync>;
@@ -137,6 +141,18 @@ impl Drop for FakeQueue {
         self.lists = None;
         self.thread.take().map(JoinHandle::join);
     }
+}
+
+/// Tasks that do nothing.
+pub fn idle() -> Hook {
+    Arc::new(|_| Ok(()))
+}
+
+/// Runs graphs on some of these devices.
+pub fn runner(fakes: impl IntoIterator<Item = Fake>, policy: Policy) -> Runner {
+    let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+    let devices: Vec<_> = fakes.into_iter().map(|d| Arc::new(d) as Arc<dyn Device>).collect();
+    Runner::new(&devices, (policy, 0), &clock, Tracer::off()).unwrap()
 }
 
 /// A run on some buffers.

@@ -6,14 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use troika_device::{
-    Buffer, Clock, CopyRows, Device, DeviceError, HostTask, ReadRows, RealClock, View, Work,
-    WriteRows,
-};
+use troika_device::{Buffer, CopyRows, DeviceError, HostTask, ReadRows, View, Work, WriteRows};
 use troika_plan::Policy;
-use troika_trace::Tracer;
 
-use super::fake::{Fake, Hook, run};
+use super::fake::{Fake, idle, run, runner};
 use super::{Canceller, Growth, JobId, Runner, Task, TaskGraph};
 use crate::error::EngineError;
 
@@ -126,7 +122,7 @@ impl Case {
     }
 
     fn runner(&self, devices: usize, policy: Policy) -> Runner {
-        let runner = runner((0..devices).map(|_| Fake::new(true, &idle())).collect(), policy);
+        let runner = runner((0..devices).map(|_| Fake::new(true, &idle())), policy);
         *self.canceller.lock().unwrap() = Some(runner.canceller(JobId(0)));
         runner
     }
@@ -197,16 +193,6 @@ fn random(
         ops.push(Op { number, device, reads, writes: vec![view(written)], grows: None });
     }
     ops
-}
-
-fn idle() -> Hook {
-    Arc::new(|_| Ok(()))
-}
-
-fn runner(devices: Vec<Fake>, policy: Policy) -> Runner {
-    let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
-    let devices: Vec<_> = devices.into_iter().map(|d| Arc::new(d) as Arc<dyn Device>).collect();
-    Runner::new(&devices, (policy, 0), &clock, Tracer::off()).unwrap()
 }
 
 #[test]
@@ -286,7 +272,7 @@ fn what_does_not_fit_is_refused() {
         let router = task("router", 0, Work::Host(Arc::new(host)));
         let growth: Growth = Arc::new(move |_, _| Ok(TaskGraph::new(vec![grown.clone()]).into()));
         let graph = TaskGraph::new(vec![router]).growing(&[0], growth);
-        let devices = vec![Fake::new(true, &idle()), Fake::new(true, &idle()).without_host_tasks()];
+        let devices = [Fake::new(true, &idle()), Fake::new(true, &idle()).without_host_tasks()];
         runner(devices, Policy::InOrder).run(&graph.into()).map_err(|e| e.to_string())
     };
     let copy = |from: View, to: View| task("expert", 0, Work::Copy(CopyRows::whole(from, to)));

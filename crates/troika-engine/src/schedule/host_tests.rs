@@ -12,7 +12,7 @@ use troika_device::{
 use troika_plan::Policy;
 use troika_trace::Tracer;
 
-use super::fake::{Fake, Hook};
+use super::fake::{Fake, idle, runner};
 use super::{Growth, Runner, Task, TaskGraph};
 use crate::error::EngineError;
 
@@ -21,16 +21,6 @@ const LAYERS: u64 = 3;
 
 fn task(device: usize, name: &str, work: Work) -> Task {
     Task { device, name: name.into(), chunk: 0, rows: 0..4, work }
-}
-
-fn runner(devices: Vec<Fake>, policy: Policy, tracer: Tracer) -> Runner {
-    let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
-    let devices: Vec<_> = devices.into_iter().map(|d| Arc::new(d) as Arc<dyn Device>).collect();
-    Runner::new(&devices, (policy, 0), &clock, tracer).unwrap()
-}
-
-fn idle() -> Hook {
-    Arc::new(|_| Ok(()))
 }
 
 /// A model of three chunks. In each layer a router chooses, by a chunk's value, the experts that
@@ -192,8 +182,8 @@ fn what_routers_decide_becomes_tasks() {
             for (takes, ms) in model.takes.iter().zip(order) {
                 takes.store(ms, Ordering::Relaxed);
             }
-            let fakes = (0..devices).map(|_| Fake::new(true, &idle()).here()).collect();
-            let mut runner = runner(fakes, policy, Tracer::off());
+            let fakes = (0..devices).map(|_| Fake::new(true, &idle()).here());
+            let mut runner = runner(fakes, policy);
             model.run(&mut runner, devices).unwrap();
             assert_eq!(model.read(), want, "{devices} devices, {order:?}");
             let threads = model.threads.lock().unwrap();
@@ -207,8 +197,8 @@ fn what_routers_decide_becomes_tasks() {
 fn fixed_graphs_run_functions_of_the_host_on_queues() {
     let model = Model::new();
     for devices in [1, 2] {
-        let fakes = (0..devices).map(|_| Fake::new(true, &idle()).here()).collect();
-        let mut runner = runner(fakes, Policy::InOrder, Tracer::off());
+        let fakes = (0..devices).map(|_| Fake::new(true, &idle()).here());
+        let mut runner = runner(fakes, Policy::InOrder);
         let step = |i: usize| {
             let work = model.function("f", (&[i], &[i + 1]), |read, v| {
                 v[0] = mix(v[0], read[0]);
@@ -234,8 +224,8 @@ fn fixed_graphs_run_functions_of_the_host_on_queues() {
 #[test]
 fn routers_that_fail_or_panic_end_the_run() {
     let model = Model::new();
-    let fakes = (0..2).map(|_| Fake::new(true, &idle())).collect();
-    let mut runner = runner(fakes, Policy::InOrder, Tracer::off());
+    let fakes = (0..2).map(|_| Fake::new(true, &idle()));
+    let mut runner = runner(fakes, Policy::InOrder);
     for number in 0..CHUNKS as u32 * LAYERS as u32 {
         model.fails.store(number, Ordering::Relaxed);
         let error = model.run(&mut runner, 2).unwrap_err().to_string();
@@ -262,8 +252,8 @@ fn refused(result: Result<(), EngineError>, name: &str) {
 #[test]
 fn devices_that_run_no_functions_of_the_host_are_named() {
     let model = Model::new();
-    let fakes = vec![Fake::new(true, &idle()), Fake::new(true, &idle()).without_host_tasks()];
-    let mut runner = runner(fakes, Policy::InOrder, Tracer::off());
+    let fakes = [Fake::new(true, &idle()), Fake::new(true, &idle()).without_host_tasks()];
+    let mut runner = runner(fakes, Policy::InOrder);
     let work = || model.function("f", (&[0], &[1]), |_, _| Ok(None));
     refused(runner.run(&TaskGraph::new(vec![task(1, "f", work())]).into()), "f");
     runner.run(&TaskGraph::new(vec![task(0, "f", work())]).into()).unwrap();
@@ -273,8 +263,9 @@ fn devices_that_run_no_functions_of_the_host_are_named() {
 fn traces_have_functions_of_the_host() {
     let tracer = Tracer::on();
     let model = Model::new();
-    let fakes = vec![Fake::new(true, &idle())];
-    let mut runner = runner(fakes, Policy::InOrder, tracer.clone());
+    let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
+    let fakes = [Arc::new(Fake::new(true, &idle())) as Arc<dyn Device>];
+    let mut runner = Runner::new(&fakes, (Policy::InOrder, 0), &clock, tracer.clone()).unwrap();
     let tasks = vec![task(0, "router", model.router(0, 0))];
     model.reset();
     runner.run(&TaskGraph::new(tasks).into()).unwrap();

@@ -7,13 +7,10 @@ use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use troika_device::{
-    Buffer, Clock, Device, DeviceError, ForwardBatch, RealClock, Run, Waiting, Work,
-};
+use troika_device::{Buffer, DeviceError, ForwardBatch, Run, Waiting, Work};
 use troika_plan::Policy;
-use troika_trace::Tracer;
 
-use super::fake::{Fake, Hook, RunHook, run};
+use super::fake::{Fake, Hook, RunHook, run, runner};
 use super::{Canceller, JobId, Runner, Task, TaskGraph};
 use crate::error::EngineError;
 
@@ -103,10 +100,7 @@ impl Case {
     }
 
     fn runner(self: &Arc<Case>, devices: usize, queue_waits: bool, policy: Policy) -> Runner {
-        let hook = self.hook();
-        let fake = |_| Arc::new(Fake::new(queue_waits, &hook)) as Arc<dyn Device>;
-        let devices: Vec<_> = (0..devices).map(fake).collect();
-        runner(&devices, policy)
+        runner((0..devices).map(|_| Fake::new(queue_waits, &self.hook())), policy)
     }
 
     /// Runs to the end and compares with program order.
@@ -117,11 +111,6 @@ impl Case {
         assert_eq!(self.values(), want, "{what}");
         assert_eq!(self.ran.load(Ordering::Relaxed) as usize, self.runs.len(), "{what}");
     }
-}
-
-fn runner(devices: &[Arc<dyn Device>], policy: Policy) -> Runner {
-    let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
-    Runner::new(devices, (policy, 0), &clock, Tracer::off()).unwrap()
 }
 
 /// Chunks, and whether queues wait: then lists of a single chunk are submitted at once.
@@ -188,9 +177,9 @@ fn a_queue_that_takes_no_lists_leaves_nobody_waiting() {
         let hook = case.hook();
         let device = |i: usize| {
             let fake = Fake::new(true, &hook);
-            Arc::new(if i == gone { fake.gone() } else { fake }) as Arc<dyn Device>
+            if i == gone { fake.gone() } else { fake }
         };
-        let mut runner = runner(&(0..3).map(device).collect::<Vec<_>>(), Policy::InOrder);
+        let mut runner = runner((0..3).map(device), Policy::InOrder);
         for _ in 0..3 {
             let error = runner.run(&graph).unwrap_err();
             assert!(matches!(error, EngineError::Device(DeviceError::Gone(_))), "{error:?}");
@@ -211,8 +200,7 @@ fn a_queue_whose_thread_dies_ends_the_run() {
                 assert_ne!(tag, dies, "this is what the test wants");
                 working(tag)
             });
-            let fake = |_| Arc::new(Fake::new(waits, &hook)) as Arc<dyn Device>;
-            let mut runner = runner(&(0..3).map(fake).collect::<Vec<_>>(), Policy::InOrder);
+            let mut runner = runner((0..3).map(|_| Fake::new(waits, &hook)), Policy::InOrder);
             case.reset();
             for _ in 0..2 {
                 let error = runner.run(&graph).unwrap_err();
@@ -239,8 +227,7 @@ fn a_slow_queue_is_waited_for() {
             }
             working(tag)
         });
-        let fake = |_| Arc::new(Fake::new(waits, &hook)) as Arc<dyn Device>;
-        let mut runner = runner(&(0..2).map(fake).collect::<Vec<_>>(), Policy::InOrder);
+        let mut runner = runner((0..2).map(|_| Fake::new(waits, &hook)), Policy::InOrder);
         for _ in 0..2 {
             case.check(&mut runner, &graph, "slow");
         }
@@ -289,8 +276,7 @@ fn a_number_is_not_used_again_before_its_end_was_told() {
         std::thread::sleep(Duration::from_millis(if tag == 1 { 50 } else { 0 }));
         Ok(())
     });
-    let fake = |_| Arc::new(Fake::new(true, &hook)) as Arc<dyn Device>;
-    let mut runner = runner(&(0..2).map(fake).collect::<Vec<_>>(), Policy::InOrder);
+    let mut runner = runner((0..2).map(|_| Fake::new(true, &hook)), Policy::InOrder);
     let graph = |device: usize, tasks: usize| {
         let work = || Work::Run(run(&[], &[&buffers[device]]));
         let task = |_| Task { device, name: "t".into(), chunk: 0, rows: 0..0, work: work() };
@@ -318,9 +304,7 @@ fn waits_of_any_length_end() {
         std::thread::sleep(Duration::from_millis(if tag % 3 == 0 { long } else { 0 }));
         Ok(())
     });
-    let devices: Vec<Arc<dyn Device>> =
-        (0..2).map(|_| Arc::new(Fake::new(true, &hook)) as Arc<dyn Device>).collect();
-    let mut runner = runner(&devices, Policy::InOrder);
+    let mut runner = runner((0..2).map(|_| Fake::new(true, &hook)), Policy::InOrder);
     let task = |i: usize| Task {
         device: i % 2,
         name: "t".into(),
@@ -359,8 +343,7 @@ impl Shared {
             };
             theirs.iter().find(mine).map_or(Ok(()), |case| case.work(tag))
         });
-        let fake = |_| Arc::new(Fake::of_runs(waits, depth, &work)) as Arc<dyn Device>;
-        let runner = runner(&(0..3).map(fake).collect::<Vec<_>>(), policy);
+        let runner = runner((0..3).map(|_| Fake::of_runs(waits, depth, &work)), policy);
         let graphs = cases.iter().map(|c| c.graph(chunks)).collect();
         Shared { cases, graphs, runner }
     }
