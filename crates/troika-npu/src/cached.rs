@@ -326,7 +326,10 @@ impl Attend {
                 let of_graph = self.of.iter().zip(ports.iter().zip(&mut *memory));
                 for (input, (port, memory)) in of_graph {
                     let from = rows_of(&b.inputs[*input], &seq.rows, port.cols, port.dtype)?;
-                    copy_rows(&from, port, bytemuck::cast_slice_mut(memory))?;
+                    let (from, to) = (from.read()?, bytemuck::cast_slice_mut::<u32, u8>(memory));
+                    for (i, to) in to.chunks_exact_mut(port.row_bytes()).enumerate() {
+                        from.row::<u8>(i).into_iter().for_each(|from| to.copy_from_slice(from));
+                    }
                 }
                 let rest = memory[self.of.len()..].split_last_mut();
                 let Some((mask, kept)) = rest else { return Ok(()) };
@@ -345,9 +348,7 @@ impl Attend {
             |output, port, _, bytes| {
                 let to = rows_of(&b.outputs[output], &seq.rows, port.cols, port.dtype)?;
                 let mut to = to.write()?;
-                for (i, from) in
-                    bytes.chunks_exact(port.row_bytes()).take(seq.rows.len()).enumerate()
-                {
+                for (i, from) in bytes.chunks_exact(port.row_bytes()).enumerate() {
                     to.row_mut::<u8>(i).into_iter().for_each(|to| to.copy_from_slice(from));
                 }
                 Ok(())
@@ -366,13 +367,4 @@ impl Attend {
         // Rows behind see all, so that their shares are numbers.
         rows.for_each(|row| row.fill(0.0));
     }
-}
-
-/// Copies rows to the memory of an input, whose other rows stay as they are.
-fn copy_rows(from: &View, port: &Port, to: &mut [u8]) -> Result<(), RunError> {
-    let (count, from) = (from.rect().rows(), from.read()?);
-    for (i, to) in to.chunks_exact_mut(port.row_bytes()).take(count).enumerate() {
-        from.row::<u8>(i).into_iter().for_each(|from| to.copy_from_slice(from));
-    }
-    Ok(())
 }

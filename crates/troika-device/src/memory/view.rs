@@ -77,17 +77,11 @@ impl View {
         let r = self.rect;
         let (count, offset) = (rows.len(), rows.start.checked_mul(r.stride()));
         let offset = offset.and_then(|at| at.checked_add(r.offset())).unwrap_or(usize::MAX);
-        let error = ViewError {
-            offset,
-            rows: count,
-            row_bytes: r.row_bytes(),
-            stride: r.stride(),
-            len: self.buffer.len(),
-        };
+        let (row_bytes, stride, len) = (r.row_bytes(), r.stride(), self.buffer.len());
         if rows.start > rows.end || rows.end > r.rows() {
-            return Err(error);
+            return Err(ViewError { offset, rows: count, row_bytes, stride, len });
         }
-        View::new(&self.buffer, offset, (count, r.row_bytes()), r.stride())
+        View::new(&self.buffer, offset, (count, row_bytes), stride)
     }
 
     /// A range of bytes of each row: columns.

@@ -86,14 +86,11 @@ pub(super) fn waits_for<'a>(
     for view in parts(work) {
         hazards.shared(view.buffer().id(), view.rect());
     }
-    match work {
-        Work::Run(run) => {
-            let states = &run.bindings.states;
-            if !states.is_empty() {
-                hazards.states(states.iter().map(|s| s.buffer().id()), &run.forward);
-            }
-        }
-        Work::Copy(_) | Work::Host(_) => {}
+    if let Work::Run(run) = work
+        && !run.bindings.states.is_empty()
+    {
+        let states = run.bindings.states.iter().map(|s| s.buffer().id());
+        hazards.states(states, &run.forward);
     }
     hazards.end()
 }

@@ -124,11 +124,7 @@ impl KvCache {
     /// It cannot, or it is closed.
     pub fn fits(&self, id: SeqId, rows: usize) -> Result<(), KvError> {
         let seq = self.seqs.get(&id).ok_or(KvError::Closed(id))?;
-        self.fits_context(seq.len.saturating_add(rows))
-    }
-
-    fn fits_context(&self, tokens: usize) -> Result<(), KvError> {
-        let context = self.layout.context;
+        let (tokens, context) = (seq.len.saturating_add(rows), self.layout.context);
         if tokens > context { Err(KvError::Context { tokens, context }) } else { Ok(()) }
     }
 

@@ -1,11 +1,12 @@
 //! Program order over several queues: each queue's tasks, waits and signals.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use troika_device::{Access, ForwardBatch};
 
 use super::{Dag, HazardTracker};
-use crate::tasks::{BufferName, NamedCopy, NamedTask, NamedWork};
+use crate::tasks::{BufferName, NamedTask, NamedView, NamedWork};
 
 /// An order fixed before anything runs. Each queue gets its tasks as one list; lists wait for each
 /// other task by task. There is no deadlock, since all are in program order.
@@ -111,33 +112,23 @@ impl Schedule {
         let waits_for = tasks.iter().enumerate().map(|(i, task)| {
             let forward = &forwards[task.chunk as usize];
             hazards.begin(i as u32);
+            let (reads, writes): (&[NamedView], &[NamedView]) = match &task.work {
+                NamedWork::Run(run) => (&run.inputs, &run.outputs),
+                NamedWork::Copy(copy) => (from_ref(&copy.from), from_ref(&copy.to)),
+                NamedWork::Host(host) => (&host.reads, &host.writes),
+            };
+            for (views, access) in [(reads, Access::Read), (writes, Access::Write)] {
+                views.iter().for_each(|v| hazards.memory(v.buffer.clone(), &v.rect(), access));
+            }
             match &task.work {
-                NamedWork::Run(run) => {
-                    for (views, access) in
-                        [(&run.inputs, Access::Read), (&run.outputs, Access::Write)]
-                    {
-                        views.iter().for_each(|v| {
-                            hazards.memory(v.buffer.clone(), &v.rect(), access);
-                        });
-                    }
-                    if !run.states.is_empty() {
-                        let states = run.states.iter().map(|part| BufferName::State(*part));
-                        hazards.states(states, &forward.slice(&task.rows));
-                    }
-                }
-                NamedWork::Copy(NamedCopy { from, to, .. }) => {
-                    hazards.memory(from.buffer.clone(), &from.rect(), Access::Read);
-                    hazards.memory(to.buffer.clone(), &to.rect(), Access::Write);
+                NamedWork::Run(run) if !run.states.is_empty() => {
+                    let states = run.states.iter().map(|part| BufferName::State(*part));
+                    hazards.states(states, &forward.slice(&task.rows));
                 }
                 NamedWork::Host(host) => {
-                    let all = [(&host.reads, Access::Read), (&host.writes, Access::Write)];
-                    for (views, access) in all {
-                        views.iter().for_each(|v| {
-                            hazards.memory(v.buffer.clone(), &v.rect(), access);
-                        });
-                    }
                     host.parts.iter().for_each(|v| hazards.shared(v.buffer.clone(), &v.rect()));
                 }
+                NamedWork::Run(_) | NamedWork::Copy(_) => {}
             }
             hazards.end().to_vec()
         });
