@@ -1,8 +1,7 @@
 //! A device whose tasks do what a test says, with a thread for each queue.
 
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::SyncSender;
 
 use troika_device::*;
 use troika_graph::Subgraph;
@@ -87,59 +86,28 @@ impl Device for Fake {
         clock: Arc<dyn Clock>,
         done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
-        let (send, lists) = sync_channel::<CommandList>(8);
-        let hook = self.hook.clone();
-        let run = move |list: CommandList, learnt: &mut WaitTimes| {
-            let run = |task: &Submission, _: Option<&Submission>| match &task.work {
+        if self.gone {
+            return Ok(Box::new(GoneQueue));
+        }
+        let (device, depth) = ("fake".into(), self.caps.queue_depth);
+        let options = ThreadQueueOptions { device, number, depth, runs_here: self.here };
+        let (hook, mut learnt) = (self.hook.clone(), WaitTimes::default());
+        let run = move |list: CommandList| {
+            list.run(number, &*clock, &mut learnt, |task, _| match &task.work {
                 Work::Host(host) => host.run("fake"),
                 Work::Run(run) => hook(run, task.tag),
                 Work::Copy(_) => Ok(()),
-            };
-            list.run(number, &*clock, learnt, run)
+            })
         };
-        let run: RunList = Arc::new(run);
-        let here = self.here.then(|| run.clone());
-        let thread = std::thread::spawn(move || {
-            let mut learnt = WaitTimes::default();
-            for list in lists {
-                let _ = done.send(run(list, &mut learnt));
-            }
-        });
-        let lists = (!self.gone).then_some(send);
-        Ok(Box::new(FakeQueue { lists, here, thread: Some(thread) }))
+        Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
     }
 }
 
-type RunList = Arc<dyn Fn(CommandList, &mut WaitTimes) -> Completion + Send + Sync>;
+struct GoneQueue;
 
-struct FakeQueue {
-    lists: Option<SyncSender<CommandList>>,
-    here: Option<RunList>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Queue for FakeQueue {
-    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
-        let gone = || DeviceError::Gone("fake".into());
-        self.lists.as_ref().ok_or_else(gone)?.send(list).map_err(|_| gone())
-    }
-
-    fn is_alive(&self) -> bool {
-        self.thread.as_ref().is_some_and(|t| !t.is_finished())
-    }
-
-    fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
-        match &self.here {
-            Some(run) => Ok(run(list, &mut WaitTimes::default())),
-            None => Err(list),
-        }
-    }
-}
-
-impl Drop for FakeQueue {
-    fn drop(&mut self) {
-        self.lists = None;
-        self.thread.take().map(JoinHandle::join);
+impl Queue for GoneQueue {
+    fn submit(&mut self, _: CommandList) -> Result<(), DeviceError> {
+        Err(DeviceError::Gone("fake".into()))
     }
 }
 
