@@ -283,12 +283,6 @@ pub struct WriteGuard<'a> {
 }
 
 impl WriteGuard<'_> {
-    /// The buffer as elements; a trailing partial element is left out.
-    pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
-        let size = size_of::<T>();
-        bytemuck::cast_slice(&self[..self.len() / size * size])
-    }
-
     /// The buffer as mutable elements; a trailing partial element is left out.
     pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> &mut [T] {
         let size = size_of::<T>();

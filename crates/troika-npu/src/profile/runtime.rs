@@ -7,23 +7,19 @@ use serde::Deserialize;
 use super::event::{Event, Events, Recorded, Stage, Unit};
 use crate::profiling::ProfilingLevel;
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Entry {
-    #[serde(default)]
     cat: String,
-    #[serde(default)]
     name: String,
-    #[serde(default)]
     ts: i64,
-    #[serde(default)]
     dur: i64,
-    #[serde(default)]
     args: Details,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Details {
-    #[serde(default)]
     op_name: String,
 }
 

@@ -1,6 +1,6 @@
 //! What is recorded of a session.
 
-use std::path::Path;
+use std::fs::rename;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ impl SessionRecord {
             let renamed = session
                 .end_profiling()
                 .map_err(|e| e.to_string())
-                .and_then(|dated| move_file(Path::new(&dated), &named));
+                .and_then(|dated| rename(&dated, &named).map_err(|e| format!("{dated}: {e}")));
             if let Err(why) = renamed {
                 return recorder.note(&self.graph, &format!("has no profile: {why}"));
             }
@@ -75,8 +75,4 @@ impl SessionRecord {
         }
         recorder.read(&self.graph, &file, self.opened, &self.runs);
     }
-}
-
-fn move_file(from: &Path, to: &Path) -> Result<(), String> {
-    std::fs::rename(from, to).map_err(|e| format!("{}: {e}", from.display()))
 }

@@ -66,10 +66,6 @@ impl WeightMix {
         }
     }
 
-    fn is_one_of(self, names: &[&str]) -> bool {
-        names.contains(&self.name)
-    }
-
     /// The type of a head, and of an embedding that is the head, too.
     fn head(self, cols: usize) -> DType {
         match self.base {
@@ -250,7 +246,7 @@ impl Choice {
             "IQ3_M", "IQ4_XS",
         ];
         match self.mix.name {
-            _ if self.experts == 8 && self.mix.is_one_of(&FINER_OF_EIGHT) => Q5_K,
+            _ if self.experts == 8 && FINER_OF_EIGHT.contains(&self.mix.name) => Q5_K,
             _ if self.experts == 8 => self.mix.base,
             "Q2_K" => Q3_K,
             "IQ3_XXS" => IQ3_S,

@@ -115,11 +115,13 @@ fn left_over<'a>(
         let base = name.strip_suffix(".scale").or_else(|| name.strip_suffix(".input_scale"));
         base.is_some_and(|base| nvfp4.contains(base))
     };
+    // Packing tools write a bias of zeros for each layer, needed or not.
+    let is_zero = |name: &str| files.tensor(name).is_some_and(|t| t.bytes.iter().all(|&b| b == 0));
     let all = files.names().into_iter();
     let mut left: Vec<&str> = all
         .filter(|name| !used.contains(name) && !needs_no_place(name))
         .filter(|name| !of_packed(name) && !of_nvfp4(name))
-        .filter(|name| !adds_nothing(name, files))
+        .filter(|name| !(name.ends_with(".bias") && is_zero(name)))
         .collect();
     if left.is_empty() {
         return left;
@@ -139,10 +141,4 @@ fn left_over<'a>(
     }
     left.retain(|name| !known.contains(*name));
     left
-}
-
-/// Whether it is a bias of zeros: packing tools write one for each layer, needed or not.
-fn adds_nothing(name: &str, files: &dyn Checkpoint) -> bool {
-    let zeros = |name| files.tensor(name).is_some_and(|t| t.bytes.iter().all(|&b| b == 0));
-    name.ends_with(".bias") && zeros(name)
 }
