@@ -419,30 +419,18 @@ impl Simulation {
     fn new(seed: u64) -> Simulation {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut below = |n: u32| (rng.next_u32() % n) as usize;
-        let window = |n: usize| if n == 0 { None } else { Some(n) };
         let groups = 1 + below(3);
         let page_len = 1 << below(4);
         let group = |_| {
-            let (window, row_bytes) = match below(2) {
-                0 => (None, 1 + below(3) as u64),
-                _ => (window(below(24)), 1 + below(3) as u64),
-            };
-            match below(4) {
-                0 => GroupLayout { kind: StateKind::Fixed, row_bytes },
-                _ => GroupLayout { kind: StateKind::Paged(window), row_bytes },
-            }
+            let window = (below(2) > 0).then(|| below(24)).filter(|n| *n > 0);
+            let row_bytes = 1 + below(3) as u64;
+            let kind = if below(4) == 0 { StateKind::Fixed } else { StateKind::Paged(window) };
+            GroupLayout { kind, row_bytes }
         };
         let groups: Vec<GroupLayout> = (0..groups).map(group).collect();
         let context = page_len + below(80);
-        let mut layout = KvLayout {
-            page_len,
-            context,
-            chunk: 1 + below(20),
-            groups,
-            sequences: 1,
-            budget: None,
-        };
-        layout.sequences += below(3);
+        let (chunk, sequences) = (1 + below(20), 1 + below(3));
+        let mut layout = KvLayout { page_len, context, chunk, groups, sequences, budget: None };
         if below(3) > 0 {
             let all = KvCache::new(layout.clone()).unwrap().pages.budget;
             let page: u64 = layout.groups.iter().map(|g| g.row_bytes).sum();
@@ -597,10 +585,9 @@ impl Simulation {
             let keeps = within && (end > pos + 1 || border);
             for s in &self.seqs {
                 let table = &self.kv.seqs[&s.id].tables[g];
-                let passed =
-                    if s.id == self.seqs[i].id { first.saturating_sub(table.first) } else { 0 };
-                pages.extend(table.pages.iter().skip(passed));
                 let own = s.id == self.seqs[i].id;
+                let passed = if own { first.saturating_sub(table.first) } else { 0 };
+                pages.extend(table.pages.iter().skip(passed));
                 let stays = |at: usize| !own || !(keeps || at / page_len < first);
                 pages.extend(table.checkpoint.filter(|c| stays(c.at)).map(|c| c.page));
             }

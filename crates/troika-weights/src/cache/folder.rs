@@ -152,20 +152,12 @@ impl CacheFolder {
         self.dir.join("hashes")
     }
 
-    fn graphs(&self) -> PathBuf {
-        self.dir.join("graphs")
-    }
-
-    fn devices(&self) -> PathBuf {
-        self.dir.join("devices")
-    }
-
     fn graph_file(&self, key: &[u8]) -> PathBuf {
-        self.graphs().join(keyed_name(key, GRAPH))
+        self.dir.join("graphs").join(keyed_name(key, GRAPH))
     }
 
     fn device_file(&self, key: &[u8]) -> PathBuf {
-        self.devices().join(keyed_name(key, DEVICE))
+        self.dir.join("devices").join(keyed_name(key, DEVICE))
     }
 
     /// A compiled graph by its key, if it is there and whole.
@@ -189,8 +181,7 @@ impl CacheFolder {
     /// # Errors
     /// What is wrong with the file.
     pub fn of_device(&self, name: &str) -> std::result::Result<Option<Vec<u8>>, String> {
-        let key = *blake3::hash(name.as_bytes()).as_bytes();
-        let path = self.device_file(&key);
+        let path = self.device_file(blake3::hash(name.as_bytes()).as_bytes());
         if path.symlink_metadata().is_err() {
             return Ok(None);
         }
@@ -227,8 +218,8 @@ impl CacheFolder {
         let folders = [
             (self.packed(), CacheKind::Packed),
             (self.hashes(), CacheKind::Hash),
-            (self.graphs(), CacheKind::Graph),
-            (self.devices(), CacheKind::Device),
+            (self.dir.join("graphs"), CacheKind::Graph),
+            (self.dir.join("devices"), CacheKind::Device),
             (self.profiles(), CacheKind::Profile),
         ];
         for (dir, kind) in folders {
