@@ -81,10 +81,7 @@ impl<R: FnMut(CommandList) -> Completion + Send + 'static> Queue for ThreadQueue
     }
 
     fn run_here(&mut self, list: CommandList) -> Result<Completion, CommandList> {
-        match self.options.runs_here {
-            true => Ok((*lock(&self.runner))(list)),
-            false => Err(list),
-        }
+        if self.options.runs_here { Ok((*lock(&self.runner))(list)) } else { Err(list) }
     }
 }
 

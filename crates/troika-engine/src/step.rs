@@ -160,11 +160,7 @@ impl Engine {
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, Option<Phase>)> + use<> {
         let apart = !self.seqs.rules.one_placement;
         let phases = [Phase::Decode, Phase::Prefill];
-        phases
-            .into_iter()
-            .enumerate()
-            .take(self.slots.len())
-            .map(move |(i, p)| (i, apart.then_some(p)))
+        (0..self.slots.len()).zip(phases).map(move |(i, phase)| (i, apart.then_some(phase)))
     }
 
     /// Plans and starts all batches that can run.
@@ -224,10 +220,7 @@ impl Engine {
                 copies.extend(self.slots[place].bind(&self.model, &named)?.0);
             }
         }
-        match copies.is_empty() {
-            true => Ok(()),
-            false => self.runner.run(&TaskGraph::new(copies).into()),
-        }
+        if copies.is_empty() { Ok(()) } else { self.runner.run(&TaskGraph::new(copies).into()) }
     }
 
     /// Handles the end of a graph.
@@ -421,10 +414,8 @@ impl Engine {
         let Some(token) = then else { return self.idle(seq) };
         match self.handle.append_token(seq, len, token) {
             Ok(()) => {
-                let wanted = match self.seqs.all.get(&seq).and_then(|s| s.wanted.top_k()) {
-                    Some(count) => WantedLogits::TopK(count),
-                    None => WantedLogits::Last,
-                };
+                let top_k = self.seqs.all.get(&seq).and_then(|s| s.wanted.top_k());
+                let wanted = top_k.map_or(WantedLogits::Last, WantedLogits::TopK);
                 self.seqs.feed(&SequenceInput::decode(seq, &[token], wanted));
             }
             // The sequence was closed: nothing is reported.

@@ -223,18 +223,13 @@ impl NpuDevice {
         let emitted = emit(graph, compiling.weights, options)?;
         let (key, name) = (self.key(&emitted), &graph.name);
         let known = lock(&self.made).get(&key).cloned();
-        let made = match known {
-            // What is known or kept was probed.
-            Some(session) => Ok(CompiledModel::new(session, &emitted)),
-            None => match self.kept(name, &emitted, compiling) {
-                Some(model) => Ok(model),
-                None => self.made(name, &emitted, compiling)?,
-            },
+        let known = known.map(|session| CompiledModel::new(session, &emitted));
+        // What is known or kept was probed.
+        let made = match known.or_else(|| self.kept(name, &emitted, compiling)) {
+            Some(model) => Ok(model),
+            None => self.made(name, &emitted, compiling)?,
         };
-        let model = match made {
-            Ok(model) => model,
-            Err(why) => return Err(self.refused(graph, why, compiling)),
-        };
+        let model = made.map_err(|why| self.refused(graph, why, compiling))?;
         lock(&self.made).insert(key, model.session.clone());
         emitted.files.delete();
         model.release();
@@ -358,11 +353,10 @@ impl NpuDevice {
     ) -> Result<Result<CompiledModel, String>, DeviceError> {
         let Compiling { helper, may_continue, .. } = compiling;
         let compiled = helper.as_mut().map(|h| self.compiled(name, emitted, h, *may_continue));
-        let context = match compiled {
-            None => None,
-            Some(Ok(context)) => Some(context),
-            Some(Err(HelperError::Stopped)) => return Err(DeviceError::Cancelled),
-            Some(Err(HelperError::Refused(why))) => return Ok(Err(why)),
+        let context = match compiled.transpose() {
+            Ok(context) => context,
+            Err(HelperError::Stopped) => return Err(DeviceError::Cancelled),
+            Err(HelperError::Refused(why)) => return Ok(Err(why)),
         };
         let opened = match &context {
             Some(context) => self.opened(name, "load", MadeFrom::Compiled(context), emitted),

@@ -156,27 +156,22 @@ impl NpuSpec {
                 _ => Err("it must be [NAME=]npu[:PROVIDER[:DEVICE]]".into()),
             };
         };
-        let (provider, hardware) = match text.split_once(':') {
-            Some((provider, hardware)) => (provider, Some(hardware)),
-            None => (text, None),
-        };
+        let both = text.split_once(':').map(|(provider, hardware)| (provider, Some(hardware)));
+        let (provider, hardware) = both.unwrap_or((text, None));
         let Some(known) = Provider::ALL.into_iter().find(|p| p.name() == provider) else {
             let all = Provider::ALL.map(Provider::name).join(", ");
             return Err(format!("there is no provider {provider:?}; the providers are {all}"));
         };
-        let hardware = match hardware {
-            None => None,
-            Some(name) => {
-                let all = known.hardware();
-                let found = all.iter().copied().find(|h| h.name() == name);
-                Some(found.ok_or_else(|| {
-                    let all: Vec<&str> = all.iter().map(|h| h.name()).collect();
-                    let all = all.join(", ");
-                    format!("provider {provider} has no device {name:?}; it has {all}")
-                })?)
-            }
+        let of_name = |name: &str| {
+            let all = known.hardware();
+            let found = all.iter().copied().find(|h| h.name() == name);
+            found.ok_or_else(|| {
+                let all: Vec<&str> = all.iter().map(|h| h.name()).collect();
+                let all = all.join(", ");
+                format!("provider {provider} has no device {name:?}; it has {all}")
+            })
         };
-        Ok(NpuSpec { provider: Some(known), hardware })
+        Ok(NpuSpec { provider: Some(known), hardware: hardware.map(of_name).transpose()? })
     }
 }
 

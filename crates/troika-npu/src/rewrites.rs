@@ -65,10 +65,8 @@ impl FromStr for Rewrite {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Rewrite, String> {
-        let (name, how) = match text.split_once('=') {
-            Some((name, how)) => (name, Some(how)),
-            None => (text, None),
-        };
+        let both = text.split_once('=').map(|(name, how)| (name, Some(how)));
+        let (name, how) = both.unwrap_or((text, None));
         let found = Rewrite::NAMED.iter().find(|(known, _)| *known == name).map(|(_, r)| *r);
         let sliced = |how: &str| {
             let (min_rows, divider) = how.split_once(':')?;

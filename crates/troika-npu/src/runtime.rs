@@ -481,12 +481,10 @@ impl Chosen {
 
     /// Reads what `Display` writes.
     pub fn parse(text: &str) -> Option<Chosen> {
-        let (names, is_plugin) = match text.strip_suffix(":own") {
-            Some(names) => (names, false),
-            None => (text, true),
-        };
-        let spec = NpuSpec::parse(&format!(":{names}")).ok()?;
-        Some(Chosen { provider: spec.provider?, hardware: spec.hardware?, is_plugin })
+        let own = text.strip_suffix(":own");
+        let spec = NpuSpec::parse(&format!(":{}", own.unwrap_or(text))).ok()?;
+        let (provider, hardware) = (spec.provider?, spec.hardware?);
+        Some(Chosen { provider, hardware, is_plugin: own.is_none() })
     }
 }
 

@@ -438,10 +438,7 @@ impl<'a> ChunkTasks<'a> {
     /// The row of a value's memory on a device for a row of the chunk. The memory of logits begins
     /// with the rows in work, since logits are long and a long chunk wants few of them.
     fn row_there(&self, value: usize, row: usize) -> usize {
-        match value == self.program.lowered.logits().0 {
-            true => row - self.logits_at.row,
-            false => row,
-        }
+        if value == self.program.lowered.logits().0 { row - self.logits_at.row } else { row }
     }
 
     /// Copies to an instance what it lacks of an area.

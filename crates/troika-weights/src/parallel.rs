@@ -23,10 +23,7 @@ pub(crate) fn map<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
         let helpers: Vec<_> = (1..threads).filter_map(start).collect();
         let mut all = work();
         for helper in helpers {
-            match helper.join() {
-                Ok(made) => all.extend(made),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            all.extend(helper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         all
     });

@@ -145,10 +145,8 @@ impl DeviceExperts {
             name: of.graph.name.clone(),
             why: "its weights were closed when the model was opened".into(),
         })?;
-        let code = match &of.code {
-            Some(code) => code.clone(),
-            None => Executable::compiled(&*self.device, &of.graph, &*source)?,
-        };
+        let compiled = || Executable::compiled(&*self.device, &of.graph, &*source);
+        let code = of.code.clone().map_or_else(compiled, Ok)?;
         self.device.load(&code, &of.graph, &*source)
     }
 }

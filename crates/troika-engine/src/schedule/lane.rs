@@ -83,10 +83,8 @@ impl Lanes {
             .collect::<Result<Vec<Lane>, DeviceError>>()?;
         for device in loaders.iter().map(|of| &devices[*of]) {
             let number = all.len();
-            let queue = match device.loader(number, clock, &sender)? {
-                Some(queue) => queue,
-                None => loader(device.name(), number, clock.clone(), sender.clone())?,
-            };
+            let own = || loader(device.name(), number, clock.clone(), sender.clone());
+            let queue = device.loader(number, clock, &sender)?.map_or_else(own, Ok)?;
             let name = loader_name(device.name()).into();
             all.push(Lane { name, queue, host: true, spare: Vec::new() });
         }

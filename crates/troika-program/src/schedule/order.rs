@@ -48,10 +48,8 @@ impl Order {
         let mut done: Vec<Vec<u64>> = Vec::with_capacity(device.len());
         for (task, &own) in device.iter().enumerate() {
             let place = devices[own].tasks.len();
-            let mut known = match devices[own].tasks.last() {
-                Some(&before) => done[before as usize].clone(),
-                None => vec![0; count],
-            };
+            let before = devices[own].tasks.last();
+            let mut known = before.map_or_else(|| vec![0; count], |&b| done[b as usize].clone());
             // The latest first: its wait may imply the others.
             for &earlier in waits_for[task].iter().rev() {
                 let other = device[earlier as usize];

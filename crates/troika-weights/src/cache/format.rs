@@ -82,10 +82,10 @@ pub fn parse_packed(bytes: &[u8]) -> Result<PackedIndex, String> {
     let inside = |e: &PackedEntry| {
         e.offset >= HEAD as u64 && e.offset.checked_add(e.len).is_some_and(|end| end <= offset)
     };
-    match index.entries.iter().find(|e| !inside(e)) {
-        Some(_) => Err("a weight lies outside of it".into()),
-        None => Ok(index),
+    if !index.entries.iter().all(inside) {
+        return Err("a weight lies outside of it".into());
     }
+    Ok(index)
 }
 
 /// The head of a file whose index is at `offset`.

@@ -62,10 +62,8 @@ impl Ring {
 
     fn reap(&mut self, into: &mut Vec<Done>) {
         for entry in self.ring.completion() {
-            let result = match usize::try_from(entry.result()) {
-                Ok(bytes) => Ok(bytes),
-                Err(_) => Err(Error::from_raw_os_error(-entry.result())),
-            };
+            let result = usize::try_from(entry.result());
+            let result = result.map_err(|_| Error::from_raw_os_error(-entry.result()));
             into.push(Done { number: entry.user_data(), result });
         }
     }

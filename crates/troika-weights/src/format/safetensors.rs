@@ -13,7 +13,7 @@ use troika_graph::DType;
 use troika_model::files::{parse_json, read_small};
 
 use crate::error::{WeightError, shown};
-use crate::format::file_map::map_file;
+use crate::format::file_map::{io_error, map_file};
 use crate::format::mapped::{MappedFiles, refuse_overlap};
 
 /// The longest header that is read, as in the reference implementation.
@@ -211,8 +211,7 @@ struct Index {
 fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightError> {
     let file = index.display().to_string();
     let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
-    let text = read_small(index)
-        .map_err(|e| WeightError::Io { path: file.clone(), why: e.to_string() })?;
+    let text = read_small(index).map_err(|e| io_error(index, &e))?;
     let map = match parse_json::<Index>(&text) {
         Ok(index) => index.weight_map,
         Err(e) if e.is_data() => return Err(damaged(format!("it has no usable weight_map ({e})"))),

@@ -257,10 +257,8 @@ impl Layer<'_> {
     /// Codes of a byte, with one scale, a scale per output, per group, or per block.
     fn bytes(&self, kinds: &[&str], block: ScaleBlock) -> Result<Parts> {
         self.check(&self.main, kinds, &self.main.tensor.shape)?;
-        let scales = match self.part("weight_scale_inv") {
-            Some(scales) => scales,
-            None => self.needed("weight_scale")?,
-        };
+        let scales =
+            self.part("weight_scale_inv").map_or_else(|| self.needed("weight_scale"), Ok)?;
         if let Some(Part { name, .. }) = self.part("weight_zero_point") {
             return Err(self.unsupported(format!("{name}: zero points of bytes are not read")));
         }

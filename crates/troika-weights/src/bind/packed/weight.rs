@@ -77,10 +77,7 @@ impl PackedWeight {
 
     /// The group of an input.
     fn group_of(&self, k: usize) -> usize {
-        match &self.index {
-            None => k / self.group,
-            Some(index) => codes::word(index, k) as usize,
-        }
+        self.index.as_ref().map_or_else(|| k / self.group, |index| codes::word(index, k) as usize)
     }
 
     /// Some rows of the weight as blocks of the shape's type, and whether all values are finite.
