@@ -98,14 +98,17 @@ pub(crate) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
     // changed contents give wrong numbers, no more.
     let map = unsafe { Mmap::map(&file) }.map_err(io)?;
     if map.starts_with(b"version https://git-lfs") {
-        let why = "it is a Git LFS pointer, not the file it stands for".into();
-        return Err(WeightError::Damaged { file: path.display().to_string(), why });
+        return Err(damaged(path, "it is a Git LFS pointer, not the file it stands for"));
     }
     Ok(FileMap::new(path, file, map))
 }
 
 pub(crate) fn io_error(path: &Path, e: &std::io::Error) -> WeightError {
     WeightError::Io { path: path.display().to_string(), why: e.to_string() }
+}
+
+pub(crate) fn damaged(path: &Path, why: impl Into<String>) -> WeightError {
+    WeightError::Damaged { file: path.display().to_string(), why: why.into() }
 }
 
 impl AsRef<[u8]> for FileMap {

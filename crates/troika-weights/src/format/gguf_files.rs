@@ -6,13 +6,13 @@ use std::sync::Arc;
 use troika_model::spec::{GgufMeta, GgufValue};
 
 use crate::error::WeightError;
-use crate::format::file_map::{FileMap, map_file};
+use crate::format::file_map::{FileMap, damaged, map_file};
 use crate::format::gguf::{foreign, parse};
 use crate::format::mapped::MappedFiles;
 
 /// Opens a mapped file that is not split.
 pub(crate) fn of(map: FileMap) -> Result<(MappedFiles, GgufMeta), WeightError> {
-    let mut all = MappedFiles::new(display(map.path()));
+    let mut all = MappedFiles::new(map.path().display().to_string());
     let meta = add(&mut all, map)?;
     Ok((all, meta))
 }
@@ -25,10 +25,9 @@ pub(crate) fn open(path: &Path) -> Result<(MappedFiles, GgufMeta), WeightError> 
     if parts <= 1 {
         return Ok((all, meta));
     }
-    let damaged = |file: &Path, why| WeightError::Damaged { file: display(file), why };
     if let Some(this @ 1..) = number(&meta, "split.no") {
         let why = format!("it is part {} of {parts}, give the first part", this.saturating_add(1));
-        return Err(WeightError::NotAModel { path: display(path), why });
+        return Err(WeightError::NotAModel { path: path.display().to_string(), why });
     }
     for part in 2..=parts {
         let next = part_path(path, part, parts).ok_or_else(|| {
@@ -49,11 +48,11 @@ pub(crate) fn open(path: &Path) -> Result<(MappedFiles, GgufMeta), WeightError> 
 }
 
 fn add(all: &mut MappedFiles, map: FileMap) -> Result<GgufMeta, WeightError> {
-    let file = display(map.path());
     if let Some(why) = foreign(map.as_ref()) {
+        let file = map.path().display().to_string();
         return Err(WeightError::Unsupported { file, why });
     }
-    let header = parse(map.as_ref()).map_err(|why| WeightError::Damaged { file, why })?;
+    let header = parse(map.as_ref()).map_err(|why| damaged(map.path(), why))?;
     // The header was copied, and weights are read when needed.
     map.release(map.as_ref());
     all.add_file(Arc::new(map));
@@ -61,10 +60,6 @@ fn add(all: &mut MappedFiles, map: FileMap) -> Result<GgufMeta, WeightError> {
         all.add(t.name, t.dtype, t.shape, t.range)?;
     }
     Ok(header.meta)
-}
-
-fn display(path: &Path) -> String {
-    path.display().to_string()
 }
 
 /// The path of another part of a split file.

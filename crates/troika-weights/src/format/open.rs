@@ -8,7 +8,7 @@ use troika_model::files::{parse_json, read_small};
 use troika_model::spec::GgufMeta;
 
 use crate::error::WeightError;
-use crate::format::file_map::{FileMap, io_error};
+use crate::format::file_map::{FileMap, damaged, io_error};
 use crate::format::mapped::{MappedCheckpoint, MappedFiles};
 use crate::format::{gguf, gguf_files, safetensors};
 
@@ -153,10 +153,7 @@ fn open_dir(dir: &Path) -> Result<ModelFiles, WeightError> {
 
 fn read_config(path: &Path) -> Result<Value, WeightError> {
     let text = read_small(path).map_err(|e| io_error(path, &e))?;
-    parse_json(&text).map_err(|e| WeightError::Damaged {
-        file: path.display().to_string(),
-        why: format!("it is not JSON ({e})"),
-    })
+    parse_json(&text).map_err(|e| damaged(path, format!("it is not JSON ({e})")))
 }
 
 /// A sentence about what a folder lacks.

@@ -13,7 +13,7 @@ use troika_graph::DType;
 use troika_model::files::{parse_json, read_small};
 
 use crate::error::{WeightError, shown};
-use crate::format::file_map::{io_error, map_file};
+use crate::format::file_map::{damaged, io_error, map_file};
 use crate::format::mapped::{MappedFiles, refuse_overlap};
 
 /// The longest header that is read, as in the reference implementation.
@@ -164,10 +164,8 @@ pub(crate) fn open_index(index: &Path) -> Result<MappedFiles, WeightError> {
         let found = all.place(name).and_then(|i| shards.get(i));
         if found != Some(&shard.as_str()) {
             let (name, shard) = (shown(name), shown(shard));
-            return Err(WeightError::Damaged {
-                file: index.display().to_string(),
-                why: format!("it says tensor {name} is in {shard}, but it is not there"),
-            });
+            let why = format!("it says tensor {name} is in {shard}, but it is not there");
+            return Err(damaged(index, why));
         }
     }
     Ok(all)
@@ -185,8 +183,7 @@ fn empty(inside: &Path) -> MappedFiles {
 fn add(all: &mut MappedFiles, path: &Path) -> Result<(), WeightError> {
     let map = Arc::new(map_file(path)?);
     let bytes = (*map).as_ref();
-    let damaged = |why| WeightError::Damaged { file: path.display().to_string(), why };
-    let entries = parse_header(bytes, bytes.len()).map_err(damaged)?;
+    let entries = parse_header(bytes, bytes.len()).map_err(|why| damaged(path, why))?;
     all.add_file(map);
     for (name, e) in entries {
         let dtype = match e.dtype.as_str() {
@@ -209,8 +206,7 @@ struct Index {
 
 /// The shard of each tensor.
 fn read_index(index: &Path) -> Result<BTreeMap<String, String>, WeightError> {
-    let file = index.display().to_string();
-    let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
+    let damaged = |why: String| damaged(index, why);
     let text = read_small(index).map_err(|e| io_error(index, &e))?;
     let map = match parse_json::<Index>(&text) {
         Ok(index) => index.weight_map,
