@@ -435,14 +435,9 @@ impl Device for NpuDevice {
     }
 
     fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
-        match verify(graph) {
-            Ok(()) => graph
-                .nodes
-                .iter()
-                .map(|n| refusal(&n.op, graph, self.chosen.provider).map(String::from))
-                .collect(),
-            Err(e) => vec![Some(e.to_string()); graph.nodes.len()],
-        }
+        let wrong = verify(graph).err().map(|e| e.to_string());
+        let refused = |n: &Node| refusal(&n.op, graph, self.chosen.provider).map(String::from);
+        graph.nodes.iter().map(|n| wrong.clone().or_else(|| refused(n))).collect()
     }
 
     fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {

@@ -122,10 +122,9 @@ impl CompiledModel {
         let in_place: Vec<_> = read.iter().map(in_place).collect();
         let whole = run.rows / self.each * self.each;
         let fill = |ports: &[Port], memory: &mut [Vec<u32>]| {
-            for (i, (port, (memory, rows))) in
-                ports.iter().zip(memory.iter_mut().zip(&read)).enumerate()
-            {
-                let first = if in_place[i].is_some() { whole } else { 0 };
+            let bound = ports.iter().zip(memory.iter_mut()).zip(read.iter().zip(&in_place));
+            for ((port, memory), (rows, in_place)) in bound {
+                let first = if in_place.is_some() { whole } else { 0 };
                 let to = bytemuck::cast_slice_mut(memory).chunks_exact_mut(port.row_bytes());
                 for (i, to) in to.enumerate().take(run.rows).skip(first) {
                     let from = rows.row::<u8>(i).unwrap_or_default();

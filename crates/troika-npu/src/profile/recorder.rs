@@ -290,12 +290,20 @@ mod tests {
         Window { start, end }
     }
 
+    fn opened(
+        provider: Provider,
+        level: ProfilingLevel,
+        most_events: usize,
+    ) -> (Result<Recorder, NpuError>, Tracer) {
+        let (tracer, clock) = (Tracer::on(), RealClock::new());
+        let profiling = Some(Profiling { level, folder: None, most_events });
+        (Recorder::open("npu", provider, tracer.clone(), clock, profiling), tracer)
+    }
+
     /// The spans and notes of a profile of two runs, for a session that ran in some windows.
     fn traced(text: &str, runs: &[Window], most_events: usize) -> (Vec<Span>, Vec<String>) {
-        let (tracer, level) = (Tracer::on(), ProfilingLevel::Detailed);
-        let profiling = Some(Profiling { level, folder: None, most_events });
-        let (clock, provider) = (RealClock::new(), Provider::Qnn);
-        let recorder = Recorder::open("npu", provider, tracer.clone(), clock, profiling).unwrap();
+        let (recorder, tracer) = opened(Provider::Qnn, ProfilingLevel::Detailed, most_events);
+        let recorder = recorder.unwrap();
         let file = recorder.file("layer 0 ffn").unwrap();
         assert!(file.path.ends_with("npu-000-layer-0-ffn.csv"));
         std::fs::write(&file.path, text).unwrap();
@@ -351,14 +359,10 @@ mod tests {
 
     #[test]
     fn qnn_is_asked_until_it_fails() {
-        let open = |level| {
-            let profiling = Some(Profiling { level, folder: None, most_events: 1 });
-            let (clock, tracer) = (RealClock::new(), Tracer::on());
-            let recorder = Recorder::open("npu", Provider::Qnn, tracer.clone(), clock, profiling);
-            (recorder.unwrap(), tracer)
-        };
-        assert!(open(ProfilingLevel::Basic).0.deep_file("ffn").is_none());
-        let (recorder, tracer) = open(ProfilingLevel::Detailed);
+        let (basic, _) = opened(Provider::Qnn, ProfilingLevel::Basic, 1);
+        assert!(basic.unwrap().deep_file("ffn").is_none());
+        let (recorder, tracer) = opened(Provider::Qnn, ProfilingLevel::Detailed, 1);
+        let recorder = recorder.unwrap();
         assert!(recorder.deep_file("ffn").is_some());
         recorder.stay_shallow("ffn", "version 3.0");
         recorder.stay_shallow("ffn", "again");
@@ -399,10 +403,7 @@ mod tests {
     fn levels_go_by_the_provider() {
         for provider in Provider::ALL {
             for level in ProfilingLevel::ALL {
-                let profiling = Some(Profiling { level, folder: None, most_events: 1 });
-                let clock = RealClock::new();
-                let opened = Recorder::open("npu", provider, Tracer::off(), clock, profiling);
-                match opened {
+                match opened(provider, level, 1).0 {
                     Ok(_) => assert!(provider.profiling_levels().contains(&level)),
                     Err(NpuError::NoProfiler { has, .. }) => {
                         assert!(has.starts_with("basic") && !has.contains(level.name()));

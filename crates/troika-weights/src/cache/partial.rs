@@ -36,12 +36,13 @@ impl Partial {
     /// As [`Partial::begin`], with a folder that is made if it is not there. Only their owner can
     /// read them.
     pub(crate) fn begin_private(place: &Path) -> Result<Partial> {
-        private_folder(place.parent().unwrap_or(Path::new(".")))?;
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
+        let (mut folder, mut options) = (DirBuilder::new(), OpenOptions::new());
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut folder, 0o700);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        Partial::begin_with(place, &options)
+        folder.recursive(true).create(place.parent().unwrap_or(Path::new(".")))?;
+        Partial::begin_with(place, options.write(true).create_new(true))
     }
 
     fn begin_with(place: &Path, options: &OpenOptions) -> Result<Partial> {
@@ -107,15 +108,6 @@ pub fn remove_leftovers(place: &Path) {
             let _ = remove_abandoned(&entry.path());
         }
     }
-}
-
-/// Creates a folder and its parents, accessible to the owner only.
-fn private_folder(path: &Path) -> Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(path)
 }
 
 /// Removes a partial file if it was abandoned. Returns whether it did.
