@@ -194,13 +194,10 @@ impl Placer<'_> {
     ) -> Result<(), ProgramError> {
         let PlanDevice { name, caps } = &self.devices[device];
         let bytes = graph_bytes(graph, caps);
-        match caps.max_graph_bytes.filter(|most| bytes > *most) {
-            None => Ok(()),
-            Some(most) => {
-                let (segment, device) = (graph.name.clone(), name.clone());
-                Err(ProgramError::Group { segment, group, bytes, device, most })
-            }
-        }
+        caps.max_graph_bytes.filter(|most| bytes > *most).map_or(Ok(()), |most| {
+            let (segment, device) = (graph.name.clone(), name.clone());
+            Err(ProgramError::Group { segment, group, bytes, device, most })
+        })
     }
 }
 

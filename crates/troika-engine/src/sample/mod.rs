@@ -146,10 +146,8 @@ impl SampleParams {
         if let Some((name, value, _, must)) = all.find(|r| !r.1.is_finite() || !r.2) {
             return Err(ParamError { name, value, must });
         }
-        match self.logit_bias.values().find(|b| b.is_nan()) {
-            Some(&value) => Err(ParamError { name: "logit_bias", value, must: "a number" }),
-            None => Ok(()),
-        }
+        let wrong = |&value| Err(ParamError { name: "logit_bias", value, must: "a number" });
+        self.logit_bias.values().find(|b| b.is_nan()).map_or(Ok(()), wrong)
     }
 }
 

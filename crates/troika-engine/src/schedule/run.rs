@@ -191,15 +191,11 @@ impl Runner {
             return Err(EngineError::NoDevice { task, device, devices });
         }
         let refused = |t: &&Task| t.is_host() && !self.lanes.all[t.device].host;
-        match graph.tasks.iter().find(refused).filter(|_| graph.host) {
-            None => Ok(()),
-            Some(task) => {
-                let device = &self.lanes.all[task.device].name;
-                let why =
-                    format!("device {device} runs no functions of the host; use a CPU device");
-                Err(DeviceError::Submission { task: task.name.to_string(), why }.into())
-            }
-        }
+        graph.tasks.iter().find(refused).filter(|_| graph.host).map_or(Ok(()), |task| {
+            let device = &self.lanes.all[task.device].name;
+            let why = format!("device {device} runs no functions of the host; use a CPU device");
+            Err(DeviceError::Submission { task: task.name.to_string(), why }.into())
+        })
     }
 
     /// Hands over what it can and waits for the next finished list. Returns a graph that has ended,

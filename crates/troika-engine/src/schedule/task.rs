@@ -143,12 +143,9 @@ impl TaskGraph {
             used(&task.work).all(declared)
                 && !matches!(&task.work, Work::Run(run) if !stateless(run))
         };
-        match grown.tasks.iter().find(|task| !fits(task)) {
-            None => Ok(()),
-            Some(task) => {
-                Err(EngineError::Undeclared { task: task.name.clone(), by: by.name.clone() })
-            }
-        }
+        grown.tasks.iter().find(|task| !fits(task)).map_or(Ok(()), |task| {
+            Err(EngineError::Undeclared { task: task.name.clone(), by: by.name.clone() })
+        })
     }
 
     /// Number of tasks.
