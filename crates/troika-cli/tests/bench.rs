@@ -2,22 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output, Stdio};
+mod common;
+
+use std::process::Output;
 
 use serde_json::Value;
 
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
+use common::{example_with, json, json_lines, read_json, said, stdout, troika};
 
 fn bench(args: &[&str]) -> Output {
     troika(&[&["bench"], args].concat())
-}
-
-fn text(out: &Output) -> String {
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout.clone()).unwrap()
 }
 
 fn numbers(v: &Value) -> Vec<f64> {
@@ -27,7 +21,7 @@ fn numbers(v: &Value) -> Vec<f64> {
 #[test]
 fn json_has_the_fields_of_llama_bench_and_the_limits() {
     let args = ["-p", "16", "-n", "4", "-d", "0,8", "-r", "2", "-o", "json", "-t", "2"];
-    let rows: Value = serde_json::from_str(&text(&bench(&args))).unwrap();
+    let rows = json(&bench(&args));
     let rows = rows.as_array().unwrap();
     let tests = rows.iter().map(|r| [&r["n_prompt"], &r["n_gen"], &r["n_depth"]]);
     let tests: Vec<[u64; 3]> = tests.map(|t| t.map(|n| n.as_u64().unwrap())).collect();
@@ -64,8 +58,7 @@ fn every_type_of_random_weights_runs() {
     for (dtype, name) in [("", "BF16"), (":q8_0", "Q8_0"), (":Q4_0", "Q4_0"), (":Q4_K", "Q4_K")] {
         let shape = format!("qwen3-moe-tiny{dtype}");
         let out = bench(&["--synthetic", &shape, "-p", "5", "-n", "2", "-r", "1", "-o", "jsonl"]);
-        for line in text(&out).lines() {
-            let row: Value = serde_json::from_str(line).unwrap();
+        for row in json_lines(&out) {
             assert_eq!(row["model_type"], format!("qwen3_moe {name}"));
         }
     }
@@ -74,11 +67,11 @@ fn every_type_of_random_weights_runs() {
 #[test]
 fn tables_for_people_and_sheets() {
     let args = ["--synthetic", "qwen3-moe-tiny", "-p", "4", "-n", "0", "-r", "1", "-t", "1,2"];
-    let md = text(&bench(&args));
+    let md = stdout(&bench(&args));
     assert_eq!(md.matches("Limits of ").count(), 2, "{md}");
     assert!(!md.contains("maddubs") && !md.contains("_avx"), "{md}");
     assert_eq!(md.matches("| pp4 |").count(), 2, "{md}");
-    let csv = text(&bench(&[&args[..], &["-o", "csv"]].concat()));
+    let csv = stdout(&bench(&[&args[..], &["-o", "csv"]].concat()));
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(lines.len(), 3, "{csv}");
     assert!(lines[0].contains("avg_ts") && !lines[1].contains('['), "{csv}");
@@ -88,7 +81,7 @@ fn tables_for_people_and_sheets() {
 fn the_route_is_measured() {
     let run = |form: &str| {
         let args = ["--overhead", "--synthetic", "qwen3-moe-tiny", "-n", "3", "-r", "2"];
-        text(&bench(&[&args[..], &["-t", "1,2", "-o", form]].concat()))
+        stdout(&bench(&[&args[..], &["-t", "1,2", "-o", form]].concat()))
     };
     let json: Value = serde_json::from_str(&run("json")).unwrap();
     let lines = run("jsonl");
@@ -116,13 +109,13 @@ fn sequences_that_the_cache_does_not_hold_at_once_are_refused() {
     let args = ["-p", "0", "-n", "4", "-d", "300", "-r", "1", "--kv-size", "1", "-o", "jsonl"];
     let bench = |sequences: &str| bench(&[&args[..], &["--sequences", sequences]].concat());
     let out = bench("16");
-    let err = String::from_utf8(out.stderr).unwrap();
+    let err = said(&out);
     assert_eq!(out.status.code(), Some(1), "{err}");
     let said = err.split_once("the KV cache holds ").unwrap().1;
     let fit: usize =
         said.split_once(" sequences of 305 tokens at once").unwrap().0.parse().unwrap();
     assert!((1..16).contains(&fit) && said.contains("--kv-size"), "{err}");
-    let row: Value = serde_json::from_str(&text(&bench(&fit.to_string()))).unwrap();
+    let row = json(&bench(&fit.to_string()));
     assert_eq!(row["n_sequences"], fit);
     assert_eq!(bench(&(fit + 1).to_string()).status.code(), Some(1));
 }
@@ -130,7 +123,7 @@ fn sequences_that_the_cache_does_not_hold_at_once_are_refused() {
 #[test]
 fn answers_are_measured_without_other_tests() {
     let args = ["-p", "0", "-n", "0", "--pg", "48,2", "-r", "1", "-o", "json"];
-    let rows: Value = serde_json::from_str(&text(&bench(&args))).unwrap();
+    let rows = json(&bench(&args));
     assert_eq!((rows.as_array().unwrap().len(), rows[0]["n_gen"].as_u64()), (1, Some(2)));
     assert!(rows[0]["end_to_end_ms"].as_f64().unwrap() > 0.0);
 }
@@ -146,7 +139,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["--device", "a=cpu,a=cpu"], 2, "two devices are named a"),
     ] {
         let out = bench(args);
-        let err = String::from_utf8(out.stderr).unwrap();
+        let err = said(&out);
         assert_eq!(out.status.code(), Some(code), "{err}");
         // Two devices of all cores are warned of before.
         let lines = err.lines().filter(|line| !line.starts_with("warning: "));
@@ -159,7 +152,7 @@ fn what_cannot_be_measured_is_refused() {
 fn json_is_whole_when_a_later_test_fails() {
     let args = ["-p", "4", "-n", "0", "-r", "1", "-d", "0,1500", "--kv-size", "1", "-o", "json"];
     let out = bench(&args);
-    let err = String::from_utf8(out.stderr).unwrap();
+    let err = said(&out);
     assert_eq!(out.status.code(), Some(1), "{err}");
     assert!(err.contains("--kv-size"), "{err}");
     let rows: Value = serde_json::from_slice(&out.stdout).unwrap();
@@ -171,10 +164,7 @@ fn json_is_whole_when_a_later_test_fails() {
 fn models_too_large_to_hold_are_measured_on_virtual_devices() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("soc.toml");
-    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/example.toml");
-    let soc = std::fs::read_to_string(example).unwrap();
-    std::fs::write(&file, soc.replace("numerics = \"on\"", "numerics = \"off\"")).unwrap();
-    let device = format!("virtual:{}:gpu", file.display());
+    let device = example_with(&file, "numerics = \"on\"", "numerics = \"off\"");
     let args = ["--synthetic", "qwen3-8b", "-p", "1024", "-n", "2", "-r", "2", "--device", &device];
     let json = text_of_json(&args);
     assert_eq!(json, text_of_json(&args));
@@ -188,7 +178,7 @@ fn models_too_large_to_hold_are_measured_on_virtual_devices() {
         let least = if r["n_gen"] == 0 { 1024.0 * 13e9 / 3000.0 } else { 2.0 * 14e9 / 50.0 };
         assert!(ns[0] > least && ns[0] < 2.0 * least, "{} {least}", ns[0]);
     }
-    let table = text(&bench(&args));
+    let table = stdout(&bench(&args));
     assert!(table.contains("All devices are virtual: times are modelled."), "{table}");
 }
 
@@ -222,10 +212,10 @@ fn parts_of_a_split_run_at_the_same_time() {
     for (strategy, least) in [("split-columns", 0.95), ("split-rows=128", 0.8)] {
         let of = ["--synthetic", "llama-3-8b:Q4_0", "--device", &devices, "--out", &plan];
         let args = [&["plan"], &of[..], &["--strategy", strategy]].concat();
-        text(&troika(&args));
+        stdout(&troika(&args));
         let args = ["simulate", "-m", "llama-3-8b", "-p", "200", "-n", "1"];
-        text(&troika(&[&args[..], &["--plan", &plan, "--trace", &trace]].concat()));
-        let spans: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+        stdout(&troika(&[&args[..], &["--plan", &plan, "--trace", &trace]].concat()));
+        let spans = read_json(&trace);
         let spans = spans["traceEvents"].as_array().unwrap();
         let lane = |name: &str| {
             let named =
@@ -247,7 +237,7 @@ fn parts_of_a_split_run_at_the_same_time() {
 
 /// JSON without the time of day.
 fn text_of_json(args: &[&str]) -> String {
-    let json = text(&bench(&[args, &["-o", "json"]].concat()));
+    let json = stdout(&bench(&[args, &["-o", "json"]].concat()));
     let timeless = json.lines().filter(|l| !l.contains("\"test_time\""));
     timeless.collect::<Vec<_>>().join("\n")
 }
@@ -257,7 +247,7 @@ fn an_ablation_adds_a_technique_in_each_step() {
     let devices = phone();
     let of = ["--ablation", "heteroinfer", "--synthetic", "llama-3-8b:Q4_0", "-o", "json"];
     let args = [&of[..], &["--device", &devices, "-p", "320", "-r", "1"]].concat();
-    let steps: Value = serde_json::from_str(&text(&bench(&args))).unwrap();
+    let steps = json(&bench(&args));
     let ttft = |step: &str| {
         let found = steps.as_array().unwrap().iter().find(|s| s["step"] == step).unwrap();
         found["ttft_ms"].as_f64().unwrap()

@@ -3,28 +3,20 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod common;
+
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-fn troika(dir: &Path, args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.current_dir(dir).args(args).stdin(Stdio::null()).output().unwrap()
-}
+use common::{json, read_json, refusal, said, stdout, troika_in};
 
-fn stdout(dir: &Path, args: &[&str]) -> String {
-    let out = troika(dir, args);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
+fn printed(dir: &Path, args: &[&str]) -> String {
+    stdout(&troika_in(dir, args))
 }
 
 fn refused(dir: &Path, args: &[&str]) -> String {
-    let out = troika(dir, args);
-    assert!(!out.status.success(), "{args:?}");
-    let said = String::from_utf8(out.stderr).unwrap();
-    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
-    said
+    refusal(&troika_in(dir, args))
 }
 
 #[test]
@@ -37,7 +29,7 @@ fn a_calibration_has_the_ranges_of_a_text_and_others_are_refused() {
     )
     .unwrap();
     let calibrate = ["calibrate", "-f", "text.txt", "-o", "c.json", "-c", "64"];
-    let said = stdout(dir, &calibrate);
+    let said = printed(dir, &calibrate);
     assert!(said.contains(" products. ") && !said.contains("-0.00"), "{said}");
     let first = std::fs::read_to_string(dir.join("c.json")).unwrap();
     let found: Value = serde_json::from_str(&first).unwrap();
@@ -57,36 +49,29 @@ fn a_calibration_has_the_ranges_of_a_text_and_others_are_refused() {
     let tokens = found["tokens"].as_f64().unwrap();
     assert_eq!(routed, tokens * 4.0 * 2.0, "each row of 4 layers chose 2 experts");
     // With a share of outliers, the limit is lower and their columns are counted.
-    stdout(
+    printed(
         dir,
         &["calibrate", "-f", "text.txt", "-o", "d.json", "-c", "64", "--outlier-share", "0.02"],
     );
-    let more: Value =
-        serde_json::from_str(&std::fs::read_to_string(dir.join("d.json")).unwrap()).unwrap();
+    let more = read_json(dir.join("d.json"));
     let of = |name: &str| more["tensors"][name].as_array().unwrap().clone();
     let sum: f64 = of("layers.0.Q.outliers").iter().map(|n| n.as_f64().unwrap()).sum();
     let all = 192.0 * tokens;
     assert!(0.003 * all < sum && sum <= 0.02 * all, "at most 2 % of the inputs: {sum} of {all}");
     assert!(of("layers.0.Q.input_limit")[0].as_f64().unwrap() < limit[0]);
     // The same text gives the same file, whatever the number of threads.
-    stdout(dir, &[&calibrate[..], &["-t", "1"]].concat());
-    let again: Value =
-        serde_json::from_str(&std::fs::read_to_string(dir.join("c.json")).unwrap()).unwrap();
-    assert_eq!(again, found);
-    let write =
-        |name: &str, value: &Value| std::fs::write(dir.join(name), value.to_string()).unwrap();
-    let mut other = found.clone();
-    other["model"]["layers"] = json!(5);
-    write("other.json", &other);
-    let mut short = found.clone();
-    short["tensors"]["layers.0.Q.input_max"] = json!([1.0]);
-    write("short.json", &short);
-    let mut negative = found.clone();
-    negative["tensors"]["layers.0.Q.input_limit"] = json!([-1.0]);
-    write("negative.json", &negative);
-    let mut version = found.clone();
-    version["version"] = json!(1);
-    write("version.json", &version);
+    printed(dir, &[&calibrate[..], &["-t", "1"]].concat());
+    assert_eq!(read_json(dir.join("c.json")), found);
+    for (name, at, value) in [
+        ("other.json", "/model/layers", json!(5)),
+        ("short.json", "/tensors/layers.0.Q.input_max", json!([1.0])),
+        ("negative.json", "/tensors/layers.0.Q.input_limit", json!([-1.0])),
+        ("version.json", "/version", json!(1)),
+    ] {
+        let mut other = found.clone();
+        *other.pointer_mut(at).unwrap() = value;
+        std::fs::write(dir.join(name), other.to_string()).unwrap();
+    }
     std::fs::write(dir.join("cut.json"), &first[..first.len() / 2]).unwrap();
     for (file, says) in [
         ("other.json", "calibrate this model"),
@@ -117,12 +102,12 @@ fn what_is_pruned_is_measured_on_text_held_out() {
     write("text.txt", 0..40);
     write("other.txt", 200..215);
     let calibrate = ["calibrate", "-f", "text.txt", "-o", "c.json", "-c", "64", "--json"];
-    let read = |args: &[&str]| -> Value { serde_json::from_str(&stdout(dir, args)).unwrap() };
+    let read = |args: &[&str]| json(&troika_in(dir, args));
     let best_of = |found: &Value| found["measured"]["best"].as_str().unwrap().to_string();
     let found = read(&calibrate);
     let whole = read(&[&calibrate[..], &["--heldout", "other.txt"]].concat());
     assert!(found["tokens"].as_u64() < whole["tokens"].as_u64(), "a part of it chose only");
-    let file: Value = serde_json::from_slice(&std::fs::read(dir.join("c.json")).unwrap()).unwrap();
+    let file = read_json(dir.join("c.json"));
     assert_eq!(file["measured"], whole["measured"], "with the way that is taken");
     for found in [&found, &whole] {
         let ways = found["measured"]["ways"].as_array().unwrap();
@@ -157,19 +142,19 @@ fn what_is_pruned_is_measured_on_text_held_out() {
     });
     let importance = importance.into_iter().fold(0.0, f64::max);
     assert!((qkv["importance"].as_f64().unwrap() / importance - 1.0).abs() < 1e-6, "{qkv}");
-    let table = stdout(dir, &["calibrate", "-f", "other.txt", "-o", "t.json", "-c", "64"]);
+    let table = printed(dir, &["calibrate", "-f", "other.txt", "-o", "t.json", "-c", "64"]);
     assert!(table.contains("| largest by limit | cost | pruned |"), "{table}");
     // Another rate overrides it, and what is none is refused.
     let run = ["run", "-p", "hi", "-n", "1", "--device", "cpu", "--calibration", "c.json"];
-    stdout(dir, &run);
-    stdout(dir, &[&run[..], &["--outliers", "smooth-shadow=0.85"]].concat());
+    printed(dir, &run);
+    printed(dir, &[&run[..], &["--outliers", "smooth-shadow=0.85"]].concat());
     for wrong in ["kept=0.5", "shadow=2", "shade"] {
-        let out = troika(dir, &[&run[..], &["--outliers", wrong]].concat());
-        let said = String::from_utf8(out.stderr).unwrap();
+        let out = troika_in(dir, &[&run[..], &["--outliers", wrong]].concat());
+        let said = said(&out);
         assert!(!out.status.success() && said.contains("is none of shadow and"), "{said}");
     }
     write("short.txt", 0..4);
-    let said = stdout(dir, &["calibrate", "-f", "short.txt", "-o", "d.json", "-c", "64"]);
+    let said = printed(dir, &["calibrate", "-f", "short.txt", "-o", "d.json", "-c", "64"]);
     assert!(said.contains("too short to hold a part of it out"), "{said}");
 }
 
@@ -194,7 +179,7 @@ fn outliers_go_to_a_device_that_takes_them_in_any_order() {
     std::fs::write(dir.join("phone.toml"), PHONE).unwrap();
     let share = ["--outlier-share", "0.02"];
     let calibrate = ["calibrate", "-f", "text.txt", "-o", "c.json", "-c", "64"];
-    stdout(dir, &[&calibrate[..], &share].concat());
+    printed(dir, &[&calibrate[..], &share].concat());
     let device = |order: &[&str]| {
         order.iter().map(|d| format!("{d}=virtual:phone.toml:{d}")).collect::<Vec<_>>().join(",")
     };
@@ -202,7 +187,7 @@ fn outliers_go_to_a_device_that_takes_them_in_any_order() {
         let device = device(order);
         let how = ["--strategy", "prefill-decode=npu:gpu", "--outliers", outliers];
         let at = ["--calibration", "c.json", "--device", &device];
-        stdout(dir, &[verb, &how, &at].concat())
+        printed(dir, &[verb, &how, &at].concat())
     };
     let run = ["run", "-p", &text, "-n", "4", "--temp", "0", "-q"];
     let orders = [
@@ -238,8 +223,8 @@ fn outliers_go_to_a_device_that_takes_them_in_any_order() {
 fn a_trace_becomes_tables() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    stdout(dir, &["run", "-p", "It was", "-n", "3", "-q", "--trace", "trace.json"]);
-    let said = stdout(dir, &["report", "trace.json"]);
+    printed(dir, &["run", "-p", "It was", "-n", "3", "-q", "--trace", "trace.json"]);
+    let said = printed(dir, &["report", "trace.json"]);
     assert!(said.contains("| cpu | ") && said.contains("; before them load of"), "{said}");
     assert!(said.contains("\nCPU ") && said.contains("\nprefill, "), "{said}");
     std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").unwrap();
@@ -257,8 +242,7 @@ fn routing_is_recorded_reported_and_predicted() {
     write("other.txt", &"My lord, the king your father is at hand! ".repeat(12));
     let calibrate = ["calibrate", "-f", "text.txt", "-o", "c.json", "-c", "64"];
     let recording = ["--unseen", "other.txt", "--routing-trace", "r.trace", "--json"];
-    let found: Value =
-        serde_json::from_str(&stdout(dir, &[&calibrate[..], &recording].concat())).unwrap();
+    let found = json(&troika_in(dir, &[&calibrate[..], &recording].concat()));
     let layers = found["routing"]["layers"].as_array().unwrap();
     assert_eq!((layers.len(), layers[0]["counts"].as_array().unwrap().len()), (4, 16));
     let overlap = &found["routing"]["overlap"][0];
@@ -266,12 +250,12 @@ fn routing_is_recorded_reported_and_predicted() {
         (&overlap["text"], overlap["top"].as_array().unwrap().len()),
         (&json!("other.txt"), 3)
     );
-    let said = stdout(dir, &calibrate);
+    let said = printed(dir, &calibrate);
     assert!(said.contains("| the last quarter, by the first three | "), "{said}");
 
     // The map is of the trace or of the calibration.
     let heat = |file: &str| {
-        let said = stdout(dir, &["report", file]);
+        let said = printed(dir, &["report", file]);
         said[..said.find("\n| layer").unwrap()].to_string()
     };
     assert_eq!(heat("r.trace"), heat("c.json"));
@@ -282,10 +266,9 @@ fn routing_is_recorded_reported_and_predicted() {
     assert!(said.contains("cut.trace: the routing trace is cut short: it has"), "{said}");
 
     let train = ["train-predictor", "-f", "text.txt", "-o", "p.routing", "-c", "64"];
-    let said = stdout(dir, &train);
+    let said = printed(dir, &train);
     assert!(said.contains("the last quarter, ") && said.contains("| all | 2.0 | "), "{said}");
-    let found: Value =
-        serde_json::from_str(&stdout(dir, &[&train[..], &["--json"]].concat())).unwrap();
+    let found = json(&troika_in(dir, &[&train[..], &["--json"]].concat()));
     let recall = found["unseen"][0]["recall"].as_array().unwrap();
     let of = |rule: &str| recall.iter().map(|r| r[rule].as_f64().unwrap()).sum::<f64>();
     assert!(recall.len() == 12 && of("predictor") > of("popular"), "a text that repeats: {found}");

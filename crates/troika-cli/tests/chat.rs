@@ -3,11 +3,14 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 #![cfg(target_os = "linux")]
 
+mod common;
+
 use std::io::{BufReader, Read, Write};
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+
+use common::linked_model;
 
 /// The command on a terminal of its own.
 struct Terminal {
@@ -66,19 +69,6 @@ impl Terminal {
     }
 }
 
-/// A model that answers.
-fn with_template() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe");
-    for entry in std::fs::read_dir(model.canonicalize().unwrap()).unwrap() {
-        let entry = entry.unwrap();
-        std::os::unix::fs::symlink(entry.path(), dir.path().join(entry.file_name())).unwrap();
-    }
-    let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}";
-    std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
-    dir
-}
-
 const PROMPT: &str = ">>> ";
 const CTRL_C: &[u8] = b"\x03";
 
@@ -108,7 +98,8 @@ fn ctrl_c_drops_the_line_and_twice_ends() {
 
 #[test]
 fn a_chat_has_help_figures_and_a_way_out_of_a_full_context() {
-    let dir = with_template();
+    let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}";
+    let dir = linked_model("models/tiny-moe", &[("chat_template.jinja", template)]);
     let args = format!("run '{}' -c 64 --ignore-eos --temp 0", dir.path().display());
     let Some(mut t) = Terminal::open(&args, "xterm") else { return };
     t.see(&[PROMPT]);

@@ -2,61 +2,32 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[cfg(unix)]
-#[path = "common/ctrl_c.rs"]
-mod ctrl_c;
+mod common;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use common::{
+    command, edit_json, golden_copy, in_root, json, json_lines, read_json, refused, root, said,
+    started, stdout, text, troika,
+};
 
 fn golden(name: &str) -> String {
-    root().join("tests/golden").join(name).display().to_string()
+    in_root(&format!("tests/golden/{name}"))
 }
 
 /// The source of the built-in model; its matrices are floats.
 fn tiny_moe() -> String {
-    root().join("models/tiny-moe").display().to_string()
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null());
-    c
-}
-
-fn troika(args: &[&str]) -> Output {
-    command(args).output().unwrap()
+    in_root("models/tiny-moe")
 }
 
 fn with_stdin(args: &[&str], input: &[u8]) -> Output {
-    let mut c = command(args);
-    let mut child =
-        c.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = started(command(args).stdin(Stdio::piped()));
     child.stdin.take().unwrap().write_all(input).unwrap();
     child.wait_with_output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// Checks that the command fails with this code and one line on stderr with all the words.
-#[track_caller]
-fn refused(out: &Output, code: i32, words: &[&str]) {
-    let err = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(code), "{err}");
-    assert!(out.stdout.is_empty(), "stdout: {}", text(&out.stdout));
-    assert_eq!(err.trim_end().lines().count(), 1, "{err}");
-    for w in words {
-        assert!(err.contains(w), "{w:?} is not in: {err}");
-    }
 }
 
 #[test]
@@ -76,18 +47,9 @@ fn the_built_in_model_writes_text_and_figures_go_to_stderr() {
 
 #[test]
 fn ids_in_ids_out_without_a_tokenizer() {
-    let out = troika(&[
-        "run",
-        &golden("qwen3-moe"),
-        "--prompt-ids",
-        "5,6,7",
-        "-n",
-        "16",
-        "--temp",
-        "0",
-        "--json",
-    ]);
-    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let (model, ids) = (golden("qwen3-moe"), ["--prompt-ids", "5,6,7"]);
+    let run = ["run", &model, "-n", "16", "--temp", "0", "--json"];
+    let json = json(&troika(&[&run[..], &ids].concat()));
     assert_eq!(json["tokens"].as_array().unwrap().len(), 16);
     assert_eq!(json["prompt_tokens"], 3);
     assert_eq!(json["finish_reason"], "length");
@@ -115,8 +77,7 @@ fn stop_texts_and_environment_twins() {
 fn show_tokenize_devices_completions() {
     let show = text(&troika(&["show"]).stdout);
     assert!(show.contains("qwen3_moe") && show.contains("16 experts of 128, top 2"), "{show}");
-    let json: Value = serde_json::from_slice(&troika(&["show", "--json"]).stdout).unwrap();
-    assert_eq!(json["context"], 2048);
+    assert_eq!(json(&troika(&["show", "--json"]))["context"], 2048);
     let ids = text(&troika(&["tokenize", "-p", "Hello there", "--ids"]).stdout);
     assert!(ids.trim().split(',').all(|i| i.parse::<u32>().is_ok()), "{ids}");
     let devices = text(&troika(&["devices"]).stdout);
@@ -174,8 +135,7 @@ fn quantized_weights_are_kept_where_the_user_says() {
     let run = |extra: &[&str]| {
         let args = ["run", &model, "-p", "Once", "-n", "8", "--seed", "1", "--quant", "q4", "-v"];
         let out = troika(&[&args, extra].concat());
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        (text(&out.stdout), text(&out.stderr))
+        (stdout(&out), said(&out))
     };
     let plain = run(&["--no-cache"]);
     assert!(plain.1.contains("Q4_G32 by") && plain.1.contains("head (Q8_0"), "{}", plain.1);
@@ -200,21 +160,19 @@ fn the_cache_is_listed_checked_and_emptied() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("cache").display().to_string();
     let cache = |args: &[&str]| troika(&[&["cache"], args, &["--cache-dir", &folder]].concat());
-    let json = |args: &[&str]| -> Value {
-        serde_json::from_slice(&cache(&[args, &["--json"]].concat()).stdout).unwrap()
-    };
+    let listed = |args: &[&str]| json(&cache(&[args, &["--json"]].concat()));
     let model = tiny_moe();
     let run = |extra: &[&str]| {
         let args = ["run", &model, "-p", "Once", "-n", "2", "-q", "--quant", "q4"];
         let args = [&args[..], &["--cache-dir", &folder]].concat();
         let out = troika(&[&args, extra].concat());
-        assert!(out.status.success());
-        text(&out.stderr)
+        stdout(&out);
+        said(&out)
     };
-    assert_eq!(json(&["ls"])["bytes"], 0);
+    assert_eq!(listed(&["ls"])["bytes"], 0);
     assert!(run(&["--cache-mib", "1"]).contains("more than the 1 MiB allowed"));
     assert_eq!(run(&[]), "");
-    let list = json(&["ls"]);
+    let list = listed(&["ls"]);
     let files: Vec<&Value> =
         list["files"].as_array().unwrap().iter().filter(|f| f["kind"] == "packed").collect();
     assert_eq!((files.len(), &files[0]["types"]), (1, &Value::from("Q4_G32, Q8_0")));
@@ -230,20 +188,18 @@ fn the_cache_is_listed_checked_and_emptied() {
     let found = cache(&["verify"]);
     assert_eq!(found.status.code(), Some(1));
     assert!(text(&found.stdout).contains("damaged: weight "), "{}", text(&found.stdout));
-    assert!(
-        text(&found.stderr).contains("damaged in the cache")
-            && text(&found.stderr).contains(": 1 file;")
-    );
+    let told = said(&found);
+    assert!(told.contains("damaged in the cache") && told.contains(": 1 file;"), "{told}");
     assert!(run(&[]).contains("is damaged"));
-    assert_eq!(json(&["verify"])["damaged"], 0);
+    assert_eq!(listed(&["verify"])["damaged"], 0);
     // Keeps what fits, and removes the rest and files that hold no packed weights.
-    assert_eq!(json(&["prune"])["removed"], serde_json::json!([]));
+    assert_eq!(listed(&["prune"])["removed"], serde_json::json!([]));
     std::fs::write(path.with_file_name(format!("{}.packed", "0".repeat(32))), "junk").unwrap();
-    assert_eq!(json(&["prune"])["removed"].as_array().unwrap().len(), 1);
-    assert!(json(&["prune", "--cache-mib", "1"])["bytes"].as_u64().unwrap() > 1 << 20);
+    assert_eq!(listed(&["prune"])["removed"].as_array().unwrap().len(), 1);
+    assert!(listed(&["prune", "--cache-mib", "1"])["bytes"].as_u64().unwrap() > 1 << 20);
     run(&[]);
     assert!(text(&cache(&["clear"]).stdout).contains("removed"));
-    assert_eq!(json(&["ls"])["files"], serde_json::json!([]));
+    assert_eq!(listed(&["ls"])["files"], serde_json::json!([]));
     std::fs::write(dir.path().join("file"), "x").unwrap();
     let file = dir.path().join("file").display().to_string();
     refused(&troika(&["cache", "ls", "--cache-dir", &file]), 1, &["cannot use the cache", &file]);
@@ -308,12 +264,10 @@ fn processes_that_are_killed_while_they_write_the_cache_leave_nothing() {
     assert!(left > 0, "no process was killed while it wrote");
 }
 
-/// Runs the command until text flows, shortens a file that it has mapped, and waits for its end.
+/// Shortens a file that a command has mapped, and waits for its end.
 #[cfg(unix)]
 fn shortened(args: &[&str], file: &Path) -> Output {
-    let mut c = command(args);
-    let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();
+    let child = common::begun(&mut command(args));
     std::fs::File::options().write(true).open(file).unwrap().set_len(4096).unwrap();
     child.wait_with_output().unwrap()
 }
@@ -346,7 +300,7 @@ fn a_mapped_file_that_is_shortened_is_named() {
 
 #[test]
 fn quantization_that_changes_nothing_says_so() {
-    let file = root().join("tests/gguf/llama-q4_0.gguf").display().to_string();
+    let file = in_root("tests/gguf/llama-q4_0.gguf");
     let out =
         troika(&["run", &file, "--quant", "q8", "--no-cache", "--prompt-ids", "5", "-n", "1"]);
     assert!(out.status.success());
@@ -364,8 +318,7 @@ fn a_number_of_threads_that_makes_no_sense_is_refused() {
 
 #[test]
 fn show_tells_the_error_of_quantization() {
-    let out = troika(&["show", &tiny_moe(), "--quant", "q4", "--json"]).stdout;
-    let json: Value = serde_json::from_slice(&out).unwrap();
+    let json = json(&troika(&["show", &tiny_moe(), "--quant", "q4", "--json"]));
     assert!(json["quantization"].as_array().unwrap().len() >= 3, "{json}");
     for class in json["quantization"].as_array().unwrap() {
         let most = if class["dtype"] == "Q8_0" { 0.006 } else { 0.085 };
@@ -378,10 +331,9 @@ fn show_tells_the_error_of_quantization() {
 #[test]
 fn a_trace_holds_spans_of_all_kinds() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("t.json");
-    let arg = path.display().to_string();
-    assert!(troika(&["run", "-p", "Hi", "-n", "4", "--trace", &arg]).status.success());
-    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let path = dir.path().join("t.json").display().to_string();
+    assert!(troika(&["run", "-p", "Hi", "-n", "4", "--trace", &path]).status.success());
+    let json = read_json(&path);
     let names: Vec<&str> =
         json["traceEvents"].as_array().unwrap().iter().filter_map(|e| e["name"].as_str()).collect();
     for name in ["load", "tokenize", "sample", "layer 0 qkv", "layer 3 experts", "head"] {
@@ -405,7 +357,7 @@ fn slices_of_prompts_at_once_are_on_tracks_of_their_own() {
     std::fs::write(path("prompts"), format!("{line}\n").repeat(24)).unwrap();
     let args = ["run", "-f", &path("prompts"), "--parallel", "8", "-n", "2", "-q"];
     assert!(troika(&[&args[..], &["--trace", &path("t.json")]].concat()).status.success());
-    let json: Value = serde_json::from_slice(&std::fs::read(path("t.json")).unwrap()).unwrap();
+    let json = read_json(path("t.json"));
     let mut slices: Vec<[u64; 4]> = Vec::new();
     for e in json["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X") {
         let ns = |us: &Value| (us.as_f64().unwrap() * 1e3).round() as u64;
@@ -450,30 +402,16 @@ fn prompts_that_cannot_be_run() {
 
 #[test]
 fn a_context_that_fills_up_ends_the_generation() {
-    let out = troika(&[
-        "run",
-        &golden("qwen3"),
-        "-c",
-        "12",
-        "--prompt-ids",
-        "1,2,3,4,5,6,7,8,9,10",
-        "--ignore-eos",
-        "--json",
-        "--temp",
-        "0",
-    ]);
-    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let (model, ids) = (golden("qwen3"), ["--prompt-ids", "1,2,3,4,5,6,7,8,9,10"]);
+    let run = ["run", &model, "-c", "12", "--ignore-eos", "--json", "--temp", "0"];
+    let json = json(&troika(&[&run[..], &ids].concat()));
     assert_eq!(json["finish_reason"], "context");
     assert_eq!(json["generated_tokens"], 3);
 }
 
 #[test]
 fn a_closed_pipe_ends_quietly() {
-    let mut child = command(&["run", "-p", "Hi", "-n", "400", "--ignore-eos"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = started(&mut command(&["run", "-p", "Hi", "-n", "400", "--ignore-eos"]));
     drop(child.stdout.take());
     let out = child.wait_with_output().unwrap();
     assert_eq!(out.status.code(), Some(0));
@@ -525,17 +463,9 @@ fn flags_of_llama_cpp_mean_what_they_mean_there() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
-    let run = "trap '' INT; exec \"$0\" run -p Once -n 40 --ignore-eos -q";
-    let mut child = Command::new("sh")
-        .args(["-c", run, env!("CARGO_BIN_EXE_troika")])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut first = [0; 1];
-    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    ctrl_c::press(&child);
+    let run = ["run", "-p", "Once", "-n", "40", "--ignore-eos", "-q"];
+    let child = common::begun(&mut common::behind("trap '' INT", &run));
+    common::ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), String::new()));
 }
@@ -543,16 +473,10 @@ fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_with_the_figures_so_far() {
-    ctrl_c::ends_commands();
-    let mut child = command(&["run", "-p", "Once", "--ignore-eos", "-t", "1"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    common::ctrl_c::ends_commands();
     // Once text flows, the handler is installed.
-    let mut first = [0; 1];
-    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    ctrl_c::press(&child);
+    let child = common::begun(&mut command(&["run", "-p", "Once", "--ignore-eos", "-t", "1"]));
+    common::ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(130), "{err}");
@@ -569,15 +493,13 @@ fn ctrl_c_ends_with_the_figures_so_far() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_among_many_prompts_is_said() {
-    ctrl_c::ends_commands();
+    common::ctrl_c::ends_commands();
     let dir = tempfile::tempdir().unwrap();
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, "Once\n".repeat(400)).unwrap();
     let at = ["run", "--parallel", "2", "-f", prompts.to_str().unwrap(), "-n", "40", "--json"];
-    let mut child = command(&at).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut first = [0; 1];
-    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    ctrl_c::press(&child);
+    let child = common::begun(&mut command(&at));
+    common::ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
     let (answers, err) = (text(&out.stdout).lines().count(), text(&out.stderr));
     assert!((1..400).contains(&answers), "{answers}");
@@ -602,21 +524,14 @@ fn damaged(name: &str, change: impl FnOnce(&Path)) -> Output {
 }
 
 fn damaged_with(name: &str, change: impl FnOnce(&Path), more: &[&str]) -> Output {
-    let dir = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(root().join("tests/golden").join(name).join(file), dir.path().join(file))
-            .unwrap();
-    }
+    let dir = golden_copy(name);
     change(dir.path());
     let args = ["run", &dir.path().display().to_string(), "--prompt-ids", "1,2"];
     troika(&[&args, more].concat())
 }
 
 fn edit_config(dir: &Path, edit: impl FnOnce(&mut Value)) {
-    let path = dir.join("config.json");
-    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    edit(&mut json);
-    std::fs::write(path, json.to_string()).unwrap();
+    edit_json(&dir.join("config.json"), edit);
 }
 
 fn edit_weights(dir: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
@@ -628,85 +543,47 @@ fn edit_weights(dir: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
 
 #[test]
 fn damaged_models_get_one_clear_sentence() {
-    let q = "qwen3";
-    refused(
-        &damaged(q, |d| edit_weights(d, |b| b.truncate(100_000))),
-        1,
-        &["model.safetensors", "past the end"],
-    );
-    let huge = |b: &mut Vec<u8>| b[..8].copy_from_slice(&(1u64 << 63).to_le_bytes());
-    refused(&damaged(q, |d| edit_weights(d, huge)), 1, &["header length", "model.safetensors"]);
-    refused(&damaged(q, |d| edit_weights(d, |b| b.clear())), 1, &["model.safetensors"]);
-    refused(
-        &damaged(q, |d| {
-            edit_config(d, |c| {
+    let config = |edit: &dyn Fn(&mut Value)| damaged("qwen3", |d| edit_config(d, edit));
+    let weights = |edit: &dyn Fn(&mut Vec<u8>)| damaged("qwen3", |d| edit_weights(d, edit));
+    let huge = (1u64 << 63).to_le_bytes();
+    for (out, words) in [
+        (weights(&|b| b.truncate(100_000)), &["model.safetensors", "past the end"][..]),
+        (weights(&|b| b[..8].copy_from_slice(&huge)), &["header length", "model.safetensors"]),
+        (weights(&|b| b.clear()), &["model.safetensors"]),
+        (
+            config(&|c| {
                 c["num_hidden_layers"] = 4.into();
                 c["layer_types"] = Value::Null;
-            })
-        }),
-        1,
-        &["no tensor", "layers.3", "do not belong together"],
-    );
-    refused(
-        &damaged(q, |d| edit_config(d, |c| c["intermediate_size"] = 161.into())),
-        1,
-        &["mlp.", "shape", "161"],
-    );
-    refused(
-        &damaged(q, |d| edit_config(d, |c| c["model_type"] = "bloom".into())),
-        1,
-        &["bloom", "llama"],
-    );
-    refused(
-        &damaged(q, |d| edit_config(d, |c| drop(c.as_object_mut().unwrap().remove("model_type")))),
-        1,
-        &["model_type"],
-    );
-    refused(
-        &damaged(q, |d| edit_config(d, |c| c["hidden_act"] = "quick".into())),
-        1,
-        &["hidden_act", "quick", "silu"],
-    );
-    refused(
-        &damaged(q, |d| edit_config(d, |c| c["rope_parameters"]["rope_type"] = "spiral".into())),
-        1,
-        &["rope type spiral"],
-    );
-    refused(
-        &damaged(q, |d| std::fs::write(d.join("config.json"), "{").unwrap()),
-        1,
-        &["config.json", "JSON"],
-    );
-    refused(
-        &damaged(q, |d| std::fs::remove_file(d.join("config.json")).unwrap()),
-        1,
-        &["config.json"],
-    );
+            }),
+            &["no tensor", "layers.3", "do not belong together"],
+        ),
+        (config(&|c| c["intermediate_size"] = 161.into()), &["mlp.", "shape", "161"]),
+        (config(&|c| c["model_type"] = "bloom".into()), &["bloom", "llama"]),
+        (config(&|c| drop(c.as_object_mut().unwrap().remove("model_type"))), &["model_type"]),
+        (config(&|c| c["hidden_act"] = "quick".into()), &["hidden_act", "quick", "silu"]),
+        (config(&|c| c["rope_parameters"]["rope_type"] = "spiral".into()), &["rope type spiral"]),
+        (
+            damaged("qwen3", |d| std::fs::write(d.join("config.json"), "{").unwrap()),
+            &["config.json", "JSON"],
+        ),
+        (
+            damaged("qwen3", |d| std::fs::remove_file(d.join("config.json")).unwrap()),
+            &["config.json"],
+        ),
+    ] {
+        refused(&out, 1, words);
+    }
 }
 
 /// Whatever size is requested, the command ends with a sentence and not with a signal.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_that_the_system_refuses_is_one_clear_sentence() {
-    let dir = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        let from = root().join("tests/golden/llama-3.2").join(file);
-        std::fs::copy(from, dir.path().join(file)).unwrap();
-    }
+    let dir = golden_copy("llama-3.2");
     edit_config(dir.path(), |c| c["max_position_embeddings"] = 2_000_000_000.into());
     let model = dir.path().display().to_string();
     let run = |kib: u32, args: &[&str]| {
-        let limited = format!("ulimit -v {kib} && exec \"$0\" \"$@\"");
-        let mut c = Command::new("sh");
-        c.args([
-            "-c",
-            &limited,
-            env!("CARGO_BIN_EXE_troika"),
-            "run",
-            &model,
-            "--prompt-ids",
-            "1,2",
-        ]);
+        let mut c = common::limited(kib, &["run", &model, "--prompt-ids", "1,2"]);
         let threads: &[&str] = if args.contains(&"-t") { &[] } else { &["-t", "2"] };
         c.args(["-n", "1"]).args(threads).args(args).output().unwrap()
     };
@@ -733,31 +610,25 @@ fn memory_that_the_system_refuses_is_one_clear_sentence() {
 #[test]
 fn a_tokenizer_that_cannot_be_read_leaves_ids_in_ids_out() {
     for content in ["{", "", "[]", r#"{"model":{"type":"BPE","vocab":{"a":-1},"merges":[]}}"#] {
-        let dir = tempfile::tempdir().unwrap();
-        for file in ["config.json", "model.safetensors"] {
-            let from = root().join("tests/golden/qwen3").join(file);
-            std::fs::copy(from, dir.path().join(file)).unwrap();
-        }
+        let dir = golden_copy("qwen3");
         std::fs::write(dir.path().join("tokenizer.json"), content).unwrap();
         let path = dir.path().display().to_string();
         let out = troika(&["run", &path, "--prompt-ids", "1,2", "-n", "3", "--json"]);
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        let said = text(&out.stderr);
-        assert!(said.contains("tokenizer.json"), "{said}");
-        assert!(said.contains("only token ids can be used"), "{said}");
-        let json: Value = serde_json::from_slice(&out.stdout).unwrap();
-        assert_eq!(json["tokens"].as_array().unwrap().len(), 3);
+        let told = said(&out);
+        assert!(told.contains("tokenizer.json"), "{told}");
+        assert!(told.contains("only token ids can be used"), "{told}");
+        assert_eq!(json(&out)["tokens"].as_array().unwrap().len(), 3);
         let out = troika(&["run", &path, "-p", "a"]);
         assert_eq!(out.status.code(), Some(1));
-        assert!(text(&out.stderr).contains("give token ids"), "{}", text(&out.stderr));
-        let said = text(&out.stderr);
-        assert!(said.contains("has no tokenizer that can be used"), "{said}");
+        let told = said(&out);
+        assert!(told.contains("give token ids"), "{told}");
+        assert!(told.contains("has no tokenizer that can be used"), "{told}");
         refused(&troika(&["tokenize", &path, "-p", "a"]), 1, &["tokenizer.json"]);
         let out = with_stdin(&["perplexity", &path], b"a text");
-        let said = text(&out.stderr);
-        assert!(said.contains("warning: ") && said.contains("tokenizer.json"), "{said}");
-        assert!(said.contains("no tokenizer that can be used; take a model with one"), "{said}");
-        assert!(!said.contains("give token ids"), "{said}");
+        let told = said(&out);
+        assert!(told.contains("warning: ") && told.contains("tokenizer.json"), "{told}");
+        assert!(told.contains("no tokenizer that can be used; take a model with one"), "{told}");
+        assert!(!told.contains("give token ids"), "{told}");
     }
 }
 
@@ -790,9 +661,7 @@ fn a_byte_order_mark_is_no_part_of_a_prompt() {
             true => run.stdin(std::fs::File::open(&file).unwrap()),
             false => run.arg("-f").arg(&file),
         };
-        let out = run.output().unwrap();
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        serde_json::from_slice::<Value>(&out.stdout).unwrap()["prompt_tokens"].clone()
+        json(&run.output().unwrap())["prompt_tokens"].clone()
     };
     let plain = count("", false, &[]);
     for (piped, more) in
@@ -805,12 +674,9 @@ fn a_byte_order_mark_is_no_part_of_a_prompt() {
 
 #[test]
 fn perplexity_of_a_text() {
-    let file = root().join("LICENSE-APACHE").display().to_string();
-    let json = |args: &[&str]| -> Value {
-        let out = troika(&[&["perplexity", "-f", &file, "--json"], args].concat());
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        serde_json::from_slice(&out.stdout).unwrap()
-    };
+    let file = in_root("LICENSE-APACHE");
+    let json =
+        |args: &[&str]| json(&troika(&[&["perplexity", "-f", &file, "--json"], args].concat()));
     let half = json(&["-c", "128"]);
     let windows = half["text_tokens"].as_u64().unwrap() / 128;
     assert_eq!(half["windows"], windows);
@@ -891,7 +757,8 @@ fn endless_files_are_refused() {
                     std::fs::remove_file(d.join("model.safetensors")).unwrap();
                 }
                 if endless == "pipe" {
-                    assert!(Command::new("mkfifo").arg(d.join(file)).status().unwrap().success());
+                    let made = std::process::Command::new("mkfifo").arg(d.join(file)).status();
+                    assert!(made.unwrap().success());
                 } else {
                     std::os::unix::fs::symlink(endless, d.join(file)).unwrap();
                 }
@@ -912,17 +779,10 @@ fn endless_files_are_refused() {
 #[test]
 fn a_small_config_does_not_take_much_memory() {
     let limited = |edit: &dyn Fn(&mut Value)| {
-        let dir = tempfile::tempdir().unwrap();
-        for file in ["config.json", "model.safetensors"] {
-            let from = root().join("tests/golden/mixtral").join(file);
-            std::fs::copy(from, dir.path().join(file)).unwrap();
-        }
+        let dir = golden_copy("mixtral");
         edit_config(dir.path(), edit);
-        let program = env!("CARGO_BIN_EXE_troika");
-        let mut c = Command::new("sh");
-        c.args(["-c", "ulimit -v 600000; exec \"$@\"", "sh", program, "run"]);
-        c.arg(dir.path()).args(["--prompt-ids", "1,2", "-n", "1", "-t", "1"]);
-        c.stdin(Stdio::null()).output().unwrap()
+        let mut c = common::limited(600_000, &["run"]);
+        c.arg(dir.path()).args(["--prompt-ids", "1,2", "-n", "1", "-t", "1"]).output().unwrap()
     };
     let whole = limited(&|_| ());
     assert!(whole.status.success(), "{}", text(&whole.stderr));
@@ -1004,9 +864,7 @@ fn the_command_line_wins_over_the_environment() {
     let hello = ["run", "-p", "Hello there"];
     let run = |args: &[&str], vars: &[(&str, &str)]| {
         let mut command = command(args);
-        let out = command.envs(vars.iter().copied()).output().unwrap();
-        assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
-        serde_json::from_slice::<Value>(&out.stdout).unwrap()
+        json(&command.envs(vars.iter().copied()).output().unwrap())
     };
     let count = run(&[&hello[..], &short].concat(), &[])["prompt_tokens"].clone();
     for (args, vars) in [
@@ -1039,7 +897,7 @@ fn a_trace_goes_to_where_a_link_leads() {
     let out = troika(&args);
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(link.is_symlink());
-    serde_json::from_slice::<Value>(&std::fs::read(&file).unwrap()).unwrap();
+    read_json(&file);
     assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
 }
 
@@ -1049,8 +907,7 @@ fn an_answer_ends_where_the_budget_of_the_cache_does() {
     let args =
         ["run", "-p", "It was", "-n", "2000", "--temp", "0", "--ignore-eos", "--kv-size", "1"];
     let of_f16 = ["--cache-type", "f16"];
-    let out = troika(&[&args[..], &of_f16, &["--json"]].concat());
-    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let json = json(&troika(&[&args[..], &of_f16, &["--json"]].concat()));
     let count = |field: &str| json[field].as_u64().unwrap();
     assert_eq!(json["finish_reason"], "budget");
     assert_eq!(count("prompt_tokens") + count("generated_tokens"), 1025);
@@ -1074,10 +931,8 @@ fn a_file_named_dash_is_standard_input() {
         }
     }
     let run = ["run", "-n", "2", "--temp", "0", "--json", "-f", "-"];
-    let one: Value = serde_json::from_slice(&with_stdin(&run, b"Once\n").stdout).unwrap();
-    let many = with_stdin(&[&run[..], &["--parallel", "2"]].concat(), b"Once\nOnce");
-    let many: Vec<Value> =
-        text(&many.stdout).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let one = json(&with_stdin(&run, b"Once\n"));
+    let many = json_lines(&with_stdin(&[&run[..], &["--parallel", "2"]].concat(), b"Once\nOnce"));
     assert_eq!([&many[0]["tokens"], &many[1]["tokens"]], [&one["tokens"]; 2]);
     assert_eq!(troika(&["tokenize", "-p", "a", "-f", "b"]).status.code(), Some(2));
 }
@@ -1108,11 +963,11 @@ fn cores_that_two_devices_have_are_a_warning() {
     let core = troika::usable_cores().first().copied().unwrap_or(0);
     let run = |device: &str| {
         let out = troika(&["run", "-p", "a", "-n", "1", "-q", "--device", device]);
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        text(&out.stderr)
+        stdout(&out);
+        said(&out)
     };
-    let said = run(&format!("cpu:{core},cpu:{core}"));
-    assert!(said.contains(&format!("warning: --device: two devices have core {core}")), "{said}");
+    let told = run(&format!("cpu:{core},cpu:{core}"));
+    assert!(told.contains(&format!("warning: --device: two devices have core {core}")), "{told}");
     assert_eq!(run(&format!("cpu:{core}")), "");
     assert_eq!(run("cpu,cpu"), "");
 }
@@ -1139,8 +994,7 @@ fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
             "%" => paths.next().unwrap().as_os_str().to_owned(),
             w => w.into(),
         };
-        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-        c.args(words.iter().map(word).collect::<Vec<_>>()).stdin(Stdio::null()).output().unwrap()
+        command(&[]).args(words.iter().map(word)).output().unwrap()
     };
     for (words, paths) in [
         (&["run", "%", "-f", "%", "-n", "1", "--trace", "%"][..], &[&gguf, &prompt, &out_file][..]),
@@ -1163,8 +1017,7 @@ fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
         let out = run(words, &paths);
         assert!(out.status.success(), "{words:?}: {}", text(&out.stderr));
     }
-    let virtual_soc = Path::new("virtual:").as_os_str().to_owned();
-    let mut device = virtual_soc;
+    let mut device = Path::new("virtual:").as_os_str().to_owned();
     device.push(&soc);
     for (words, flag) in [
         (&["run", "-p", "a", "--device", "%"][..], "--device"),

@@ -2,30 +2,18 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+mod common;
 
-use serde_json::Value;
-
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(out: &Output) -> String {
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout.clone()).unwrap()
-}
+use common::{example_with, in_root, json, said, stdout, troika};
 
 fn example() -> String {
-    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../socs/example.toml");
-    format!("virtual:{}", file.display())
+    format!("virtual:{}", in_root("socs/example.toml"))
 }
 
 #[test]
 fn virtual_devices_are_listed_with_what_their_file_says() {
     let (npu, gpu) = (format!("{}:npu", example()), format!("g={}:gpu", example()));
-    let listed = text(&troika(&["devices", "--device", &npu, "--device", &gpu]));
+    let listed = stdout(&troika(&["devices", "--device", &npu, "--device", &gpu]));
     for line in
         ["npu (virtual)", "static shapes: rows 32, 128, 512", "g (virtual)", "launch: 40 us"]
     {
@@ -33,8 +21,7 @@ fn virtual_devices_are_listed_with_what_their_file_says() {
     }
     // This machine's bandwidth does not apply to them.
     assert!(!listed.contains("read bandwidth"), "{listed}");
-    let json = text(&troika(&["devices", "--json", "--device", &gpu]));
-    let json: Value = serde_json::from_str(&json).unwrap();
+    let json = json(&troika(&["devices", "--json", "--device", &gpu]));
     assert_eq!((&json[0]["name"], &json[0]["kind"]), (&"g".into(), &"virtual".into()));
     assert!(json[0]["read_gb_per_s"].is_null() && json[0]["facts"]["bandwidth"] == "50 GB/s");
 }
@@ -42,14 +29,7 @@ fn virtual_devices_are_listed_with_what_their_file_says() {
 #[test]
 fn what_is_wrong_with_a_virtual_device_is_one_sentence() {
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, from: &str, to: &str| {
-        let place = example();
-        let soc = std::fs::read_to_string(place.strip_prefix("virtual:").unwrap()).unwrap();
-        assert!(soc.contains(from));
-        let path = dir.path().join(name);
-        std::fs::write(&path, soc.replacen(from, to, 1)).unwrap();
-        format!("virtual:{}:gpu", path.display())
-    };
+    let file = |name: &str, from: &str, to: &str| example_with(&dir.path().join(name), from, to);
     for (device, says) in [
         (example(), "say which one is meant"),
         (format!("{}:tpu", example()), "none of them is named \"tpu\""),
@@ -62,7 +42,7 @@ fn what_is_wrong_with_a_virtual_device_is_one_sentence() {
         (file("e.toml", "[[processor]]", "only = [\n[[processor]]"), "e.toml, line"),
     ] {
         let out = troika(&["run", "-p", "Hi", "-n", "1", "--device", &device]);
-        let error = String::from_utf8(out.stderr).unwrap();
+        let error = said(&out);
         assert!(!out.status.success() && out.stdout.is_empty(), "{device}");
         assert!(error.contains(says) && !error.contains("panicked"), "{device}: {error}");
     }
@@ -73,8 +53,8 @@ fn the_model_says_the_same_on_virtual_devices() {
     let say = |devices: &[&str]| {
         let args = ["run", "-p", "Once upon", "-n", "8", "--temp", "0", "--dtype", "f32"];
         let out = troika(&[&args[..], devices].concat());
-        let modelled = String::from_utf8_lossy(&out.stderr).contains("times are modelled");
-        (text(&out), modelled)
+        let modelled = said(&out).contains("times are modelled");
+        (stdout(&out), modelled)
     };
     let (cpu, modelled) = say(&["--device", "cpu"]);
     assert!(!cpu.trim().is_empty() && !modelled);
@@ -89,19 +69,17 @@ fn the_model_says_the_same_on_virtual_devices() {
 fn devices_that_compute_nothing_count_tokens_up() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("off.toml");
-    let place = example();
-    let soc = std::fs::read_to_string(place.strip_prefix("virtual:").unwrap()).unwrap();
-    std::fs::write(&file, soc.replace("numerics = \"on\"", "numerics = \"off\"")).unwrap();
-    let off = format!("off=virtual:{}:gpu", file.display());
-    let said = "device off computes nothing (its numerics are off)";
+    let off = example_with(&file, "numerics = \"on\"", "numerics = \"off\"");
+    let off = format!("off={off}");
+    let nothing = "device off computes nothing (its numerics are off)";
     let run = ["run", "-p", "Once upon", "-n", "4", "--json"];
     // Also beside a device that computes: logits are not used.
     for devices in [&["--device", &off][..], &["--device", &off, "--device", "cpu"]] {
         let strategy = if devices.len() > 2 { "alternate" } else { "one-device" };
         let out = troika(&[&run[..], devices, &["--strategy", strategy]].concat());
-        let note = String::from_utf8(out.stderr.clone()).unwrap();
-        assert!(note.contains(said) && note.contains("tokens are counted up"), "{note}");
-        let json: Value = serde_json::from_str(&text(&out)).unwrap();
+        let note = said(&out);
+        assert!(note.contains(nothing) && note.contains("tokens are counted up"), "{note}");
+        let json = json(&out);
         let tokens: Vec<u64> =
             json["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
         assert_eq!(tokens.len(), 4, "{json}");
@@ -112,9 +90,9 @@ fn devices_that_compute_nothing_count_tokens_up() {
     std::fs::write(&text_file, "It was a dark night. ".repeat(40)).unwrap();
     let args = ["perplexity", "-f", text_file.to_str().unwrap(), "-c", "16", "--device", &off];
     let out = troika(&args);
-    let error = String::from_utf8(out.stderr).unwrap();
+    let error = said(&out);
     assert!(!out.status.success() && out.stdout.is_empty(), "{error}");
-    assert!(error.contains(said) && error.contains("no logits to read"), "{error}");
+    assert!(error.contains(nothing) && error.contains("no logits to read"), "{error}");
 }
 
 /// Compiling takes modelled time on a virtual device, as long as the file says.
@@ -122,15 +100,11 @@ fn devices_that_compute_nothing_count_tokens_up() {
 fn compiling_ends_when_its_time_is_up() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("slow.toml");
-    let place = example();
-    let soc = std::fs::read_to_string(place.strip_prefix("virtual:").unwrap()).unwrap();
-    let slow = soc.replace("compile_us = 2000.0", "compile_us = 1e6");
-    assert_ne!(slow, soc);
-    std::fs::write(&file, slow).unwrap();
-    let device = format!("slow=virtual:{}:gpu", file.display());
+    let slow = example_with(&file, "compile_us = 2000.0", "compile_us = 1e6");
+    let device = format!("slow={slow}");
     let run = ["run", "-p", "Hi", "-n", "1", "--device", &device, "--compile-timeout"];
     let out = troika(&[&run[..], &["3"]].concat());
-    let error = String::from_utf8(out.stderr).unwrap();
+    let error = said(&out);
     assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{error}");
     // The codes of the first four segments. Weights come after all codes.
     for words in
@@ -139,6 +113,6 @@ fn compiling_ends_when_its_time_is_up() {
         assert!(error.contains(words), "{words}: {error}");
     }
     for enough in ["0", "100"] {
-        assert!(!text(&troika(&[&run[..], &[enough]].concat())).is_empty());
+        assert!(!stdout(&troika(&[&run[..], &[enough]].concat())).is_empty());
     }
 }

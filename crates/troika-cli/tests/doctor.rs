@@ -3,23 +3,25 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 #![cfg(unix)]
 
+mod common;
+
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use serde_json::Value;
 
+use common::{behind, command, json, limited, said, stdout};
+
 /// The command with a home. Nothing of this machine's settings reaches it.
 fn troika(home: &Path, variables: &[(&str, &str)], args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).env_clear().env("HOME", home).stdin(Stdio::null());
-    c.envs(variables.iter().copied()).output().unwrap()
+    let mut c = command(args);
+    c.env_clear().env("HOME", home).envs(variables.iter().copied()).output().unwrap()
 }
 
 fn examined(home: &Path, variables: &[(&str, &str)], args: &[&str]) -> Vec<Value> {
     let out = troika(home, variables, &[&["doctor", "--json"], args].concat());
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let json = json(&out);
     assert_eq!(json["runs"], true);
     json["findings"].as_array().unwrap().clone()
 }
@@ -61,8 +63,8 @@ fn what_is_missing_comes_with_what_mends_it() {
 fn text_has_a_line_for_each_and_a_summary() {
     let home = tempfile::tempdir().unwrap();
     let out = troika(home.path(), &[], &["doctor"]);
-    assert!(out.status.success() && out.stderr.is_empty());
-    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(out.stderr.is_empty());
+    let text = stdout(&out);
     let lines: Vec<&str> = text.lines().collect();
     let (summary, lines) = lines.split_last().unwrap();
     let states = ["ok  ", "can be better  ", "missing  "];
@@ -118,18 +120,15 @@ fn the_hub_is_asked_only_on_request() {
 #[test]
 fn without_memory_no_model_runs() {
     let home = tempfile::tempdir().unwrap();
-    let limited = |kib: &str| {
-        let mut c = Command::new("sh");
-        let program = env!("CARGO_BIN_EXE_troika");
-        c.args(["-c", "ulimit -v $1; shift; exec \"$@\"", "sh", kib, program, "doctor", "--json"]);
-        c.env_clear().env("HOME", home.path()).stdin(Stdio::null()).output().unwrap()
+    let doctor = |kib| {
+        let mut c = limited(kib, &["doctor", "--json"]);
+        c.env_clear().env("HOME", home.path()).output().unwrap()
     };
-    assert!(limited("4000000").status.success());
-    let failed =
-        (40_000..400_000).step_by(20_000).map(|kib| limited(&kib.to_string())).find(|out| {
-            let text = String::from_utf8_lossy(&out.stderr).into_owned();
-            out.status.code() == Some(1) && text.contains("no model can run here (model)")
-        });
+    assert!(doctor(4_000_000).status.success());
+    let failed = (40_000..400_000).step_by(20_000).map(doctor).find(|out| {
+        let text = String::from_utf8_lossy(&out.stderr);
+        out.status.code() == Some(1) && text.contains("no model can run here (model)")
+    });
     let json: Value = serde_json::from_slice(&failed.unwrap().stdout).unwrap();
     assert_eq!(json["runs"], false);
     let findings = json["findings"].as_array().unwrap().clone();
@@ -152,14 +151,9 @@ fn a_quota_is_rounded_down() {
         return;
     }
     let home = tempfile::tempdir().unwrap();
-    let enter = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", group.display());
-    let mut c = Command::new("/bin/sh");
-    c.args(["-c", &enter, env!("CARGO_BIN_EXE_troika")]).env("HOME", home.path());
-    let run = |c: &mut Command, args: &[&str]| {
-        let out = c.args(args).stdin(Stdio::null()).output().unwrap();
-        format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-    };
-    let said = run(&mut c, &["run", "-p", "x", "-n", "1", "-t", "2"]);
+    let enter = format!("echo $$ > {}/cgroup.procs", group.display());
+    let mut c = behind(&enter, &["run", "-p", "x", "-n", "1", "-t", "2"]);
+    let said = said(&c.env("HOME", home.path()).output().unwrap());
     std::fs::remove_dir(&group).unwrap();
     assert!(said.contains("warning: 2 threads share 1 core and wait for each other"), "{said}");
 }
@@ -169,13 +163,13 @@ fn a_quota_is_rounded_down() {
 fn more_threads_than_cores_are_warned_of() {
     let home = tempfile::tempdir().unwrap();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let said = |threads: usize| {
+    let warned = |threads: usize| {
         let out =
             troika(home.path(), &[], &["run", "-p", "x", "-n", "1", "-t", &threads.to_string()]);
-        assert!(out.status.success());
-        String::from_utf8(out.stderr).unwrap()
+        stdout(&out);
+        said(&out)
     };
     let warning = format!("warning: {} threads share {cores} core", cores + 1);
-    assert_eq!(said(cores + 1).matches(&warning).count(), 1);
-    assert!(!said(cores).contains("warning"));
+    assert_eq!(warned(cores + 1).matches(&warning).count(), 1);
+    assert!(!warned(cores).contains("warning"));
 }

@@ -3,23 +3,23 @@
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 #![cfg(unix)]
 
-#[path = "common/ctrl_c.rs"]
-mod ctrl_c;
+mod common;
 #[cfg(feature = "gpu")]
 #[allow(dead_code)]
 #[path = "../../troika-gpu/tests/common/needed.rs"]
 mod needed;
 
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use common::{ctrl_c, read_json, said, started, stdout, text};
+
 fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(["doctor"]).args(args).current_dir(dir).stdin(Stdio::null());
-    c.env("HOME", dir).env("USER", "somebody").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut c = common::command(&["doctor"]);
+    c.args(args).current_dir(dir).env("HOME", dir).env("USER", "somebody");
     c
 }
 
@@ -30,11 +30,7 @@ fn doctor(dir: &Path, args: &[&str]) -> Output {
 /// Exit code and error of a command that fails.
 fn refused(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
     let out = doctor(dir, args);
-    (out.status.code(), String::from_utf8(out.stderr).unwrap())
-}
-
-fn read(file: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
+    (out.status.code(), said(&out))
 }
 
 fn says(report: &Value, name: &str) -> String {
@@ -57,12 +53,11 @@ fn a_short_report_says_what_was_skipped_and_names_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let start = Instant::now();
     let out = doctor(dir.path(), &["--report", "a.json", "--seconds", "6"]);
-    let told = String::from_utf8(out.stderr).unwrap();
-    assert!(out.status.success(), "{told}");
+    let (printed, told) = (stdout(&out), said(&out));
     assert!(told.contains(": kernels of cpu ("), "{told}");
     // A step that has begun is ended.
     assert!(start.elapsed() < Duration::from_secs(120), "{:?}", start.elapsed());
-    let report = read(&dir.path().join("a.json"));
+    let report = read_json(dir.path().join("a.json"));
     assert_eq!((&report["version"], &report["report_of"]), (&1.into(), &"troika".into()));
     assert_eq!(report["state"], "out of time");
     assert!(!report["skipped"].as_array().unwrap().is_empty());
@@ -76,9 +71,7 @@ fn a_short_report_says_what_was_skipped_and_names_nobody() {
     }
     assert!(!report.to_string().contains(dir.path().to_str().unwrap()));
     // It prints what it wrote, and may be written again.
-    let printed = String::from_utf8(out.stdout).unwrap();
-    let again = doctor(dir.path(), &["--read", "a.json"]);
-    assert_eq!(String::from_utf8(again.stdout).unwrap(), printed);
+    assert_eq!(stdout(&doctor(dir.path(), &["--read", "a.json"])), printed);
     assert!(doctor(dir.path(), &["--report", "a.json", "--seconds", "1"]).status.success());
 }
 
@@ -103,7 +96,7 @@ fn reports_stand_side_by_side() {
 | y | a/b\\u{1b} | - |
 | z | - | 3 |
 ";
-    assert_eq!(String::from_utf8(out.stdout).unwrap(), table);
+    assert_eq!(stdout(&out), table);
     write("newer", json!({ "version": 2, "report_of": "troika", "troika": "0.9.0" }));
     write("other", json!({ "version": 1, "devices": [] }));
     write("hollow", json!({ "version": 1, "report_of": "troika" }));
@@ -141,7 +134,7 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
 
 /// Waits until a first step is in the file.
 fn begun(dir: &Path) -> Child {
-    let child = command(dir, &["--report", "a.json"]).spawn().unwrap();
+    let child = started(&mut command(dir, &["--report", "a.json"]));
     let file = dir.join("a.json");
     let measured = || std::fs::read_to_string(&file).is_ok_and(|text| text.contains("kernels of"));
     while !measured() {
@@ -157,18 +150,18 @@ fn what_was_measured_before_an_end_is_kept() {
     let child = begun(dir.path());
     ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
-    let told = String::from_utf8(out.stderr).unwrap();
+    let told = said(&out);
     assert_eq!(out.status.code(), Some(130), "{told}");
     assert!(told.contains("what is done is kept in a.json"), "{told}");
-    let report = read(&dir.path().join("a.json"));
+    let report = read_json(dir.path().join("a.json"));
     assert_eq!(report["state"], "interrupted");
-    assert!(String::from_utf8(out.stdout).unwrap().contains("| interrupted after "));
+    assert!(text(&out.stdout).contains("| interrupted after "));
     // One that is killed leaves the last whole state, and nothing beside it that is read.
     std::fs::remove_file(dir.path().join("a.json")).unwrap();
     let mut child = begun(dir.path());
     child.kill().unwrap();
     child.wait().unwrap();
-    let report = read(&dir.path().join("a.json"));
+    let report = read_json(dir.path().join("a.json"));
     assert_eq!(report["state"], "unfinished");
     assert!(says(&report, "kernels of cpu").contains(" as the CPU's"));
 }
@@ -177,9 +170,8 @@ fn what_was_measured_before_an_end_is_kept() {
 #[test]
 fn a_software_gpu_is_compared_and_not_measured() {
     let dir = tempfile::tempdir().unwrap();
-    let out = doctor(dir.path(), &["--report", "a.json", "--seconds", "60"]);
-    assert!(out.status.success());
-    let report = read(&dir.path().join("a.json"));
+    stdout(&doctor(dir.path(), &["--report", "a.json", "--seconds", "60"]));
+    let report = read_json(dir.path().join("a.json"));
     let names: Vec<&str> =
         report["entries"].as_array().unwrap().iter().filter_map(|e| e["name"].as_str()).collect();
     let Some(gpu) = names.iter().find(|name| name.starts_with("gpu:")) else {

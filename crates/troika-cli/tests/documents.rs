@@ -8,6 +8,8 @@
 #![allow(clippy::disallowed_methods, clippy::panic, clippy::unwrap_used)]
 #![cfg(unix)]
 
+mod common;
+
 use std::fmt::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -38,7 +40,7 @@ const MOST_WORDS: [(&str, usize); 2] = [("README.md", 1000), ("ARCHITECTURE.md",
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    common::root().canonicalize().unwrap()
 }
 
 fn read(path: &Path) -> String {
@@ -136,16 +138,13 @@ fn without_figures(text: &str) -> String {
     plain
 }
 
-/// What NPU devices need, installed once.
-fn npu_runtimes() -> &'static Path {
+/// What NPU devices need, and the software GPU, installed once.
+fn runtimes() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
-        let place = root().join("target/npu-runtimes");
-        let installed = Command::new(root().join(".ci/npu-runtimes")).arg(&place).status();
-        assert!(installed.unwrap().success());
         let driver = Command::new(root().join(".ci/gpu-driver")).status();
         assert!(driver.unwrap().success());
-        place
+        common::installed("npu-runtimes")
     })
 }
 
@@ -185,7 +184,7 @@ fn run(command: &str, desk: &Path) -> Output {
     let mut shell = Command::new("sh");
     shell.args(["-c", &command]).current_dir(desk).stdin(Stdio::null()).env_clear();
     shell.env("PATH", std::env::join_paths(path).unwrap()).env("HOME", desk);
-    shell.env("VIRTUAL_ENV", npu_runtimes());
+    shell.env("VIRTUAL_ENV", runtimes());
     // Without it, Mesa's drivers complain that there is no desktop.
     shell.env("XDG_RUNTIME_DIR", desk);
     shell.env("HF_HOME", desk.join("hub")).env("HF_HUB_OFFLINE", "1").output().unwrap()

@@ -2,25 +2,17 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output, Stdio};
+mod common;
 
 use serde_json::{Value, json};
 
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn stdout(out: &Output) -> String {
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout.clone()).unwrap()
-}
+use common::{read_json, said, stdout, troika};
 
 /// The message of a failing command.
 fn refused(args: &[&str]) -> String {
     let out = troika(args);
     assert!(!out.status.success() && out.stdout.is_empty(), "{args:?}");
-    String::from_utf8(out.stderr).unwrap()
+    said(&out)
 }
 
 /// A text, and a calibration by it.
@@ -78,7 +70,7 @@ fn a_plans_file_divides_experts() {
     let devices = ["--device", "a=cpu,b=cpu"];
     let make = ["plan", "--strategy", "experts=t", "-o", &file];
     stdout(&troika(&[&make[..], &typed, &devices].concat()));
-    let plan: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let plan = read_json(&file);
     let groups = |rule: &Value| rule["split"]["experts"]["groups"].as_array().cloned();
     let group = |device: &str, of: &Value, capacity: u64| json!({ "device": device, "experts": of["experts"], "capacity": capacity });
     let shares = json!([{ "device": "b", "share": 3 }, { "device": "a", "share": 2 }]);
@@ -121,9 +113,8 @@ fn plans_say_which_experts_are_where() {
     let plan = ["plan", "--device", "a=cpu,b=cpu", "--strategy", "experts", "--explain"];
     let known = troika(&[&plan[..], &["--calibration", &calibration]].concat());
     assert!(stdout(&known).contains("experts per-chunk in groups: b 4 x 256"), "{known:?}");
-    assert!(known.stderr.is_empty(), "{}", String::from_utf8_lossy(&known.stderr));
-    let unknown = troika(&plan);
-    let note = String::from_utf8_lossy(&unknown.stderr);
+    assert_eq!(said(&known), "");
+    let note = said(&troika(&plan));
     assert!(note.contains("equally popular") && note.contains("--calibration FILE"), "{note}");
     // The length of prompts decides the length of chunks.
     let long = stdout(&troika(&[&plan[..], &["--for", "4096"]].concat()));

@@ -2,47 +2,15 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-#[cfg(unix)]
-#[path = "common/ctrl_c.rs"]
-mod ctrl_c;
+mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null());
-    c
-}
-
-fn said(out: &Output) -> String {
-    String::from_utf8(out.stderr.clone()).unwrap()
-}
-
-/// The command fails with this code and one line that holds all the words.
-#[track_caller]
-fn refused(out: &Output, code: i32, words: &[&str]) {
-    let err = said(out);
-    assert_eq!(out.status.code(), Some(code), "{err}");
-    assert!(out.stdout.is_empty(), "{}", String::from_utf8_lossy(&out.stdout));
-    assert_eq!(err.trim_end().lines().count(), 1, "{err}");
-    for word in words {
-        assert!(err.contains(word), "{word:?} is not in: {err}");
-    }
-}
-
-#[track_caller]
-fn succeeded(out: Output) -> String {
-    assert!(out.status.success(), "{}", said(&out));
-    String::from_utf8(out.stdout).unwrap()
-}
+use common::{command, json, refused, root, said, stdout};
 
 /// A folder to work in, with a model of each format and files that flags name.
 struct Place(tempfile::TempDir);
@@ -167,7 +135,7 @@ fn no_output_replaces_what_is_read() {
     // A device such as `/dev/null` is written to, and other files of a model's folder are replaced.
     let short = ["run", "folder", "--prompt-ids", "5", "-n", "1", "-q"];
     for trace in ["/dev/null", "folder/trace.json", "folder/trace.json"] {
-        succeeded(place.run(&[&short[..], &["--trace", trace]].concat()).output().unwrap());
+        stdout(&place.run(&[&short[..], &["--trace", trace]].concat()).output().unwrap());
     }
 }
 
@@ -219,11 +187,11 @@ fn flags_without_effect_are_refused() {
     assert_eq!(forms.status.code(), Some(2), "one of two forms");
     // They have one where the number is another, or where a variable may have been meant for others.
     let warm = ["run", "-p", "x", "-n", "1", "--temp", "0.1", "--top-p", "0.5", "--seed", "3"];
-    succeeded(place.run(&warm).output().unwrap());
+    stdout(&place.run(&warm).output().unwrap());
     let penalty = ["run", "-p", "x", "-n", "1", "--repeat-last-n", "5", "--repeat-penalty", "1.1"];
-    succeeded(place.run(&penalty).output().unwrap());
+    stdout(&place.run(&penalty).output().unwrap());
     let mut cold = place.run(&["run", "-p", "x", "-n", "1", "--temp", "0"]);
-    succeeded(cold.env("TROIKA_SEED", "3").env("TROIKA_REPEAT_LAST_N", "5").output().unwrap());
+    stdout(&cold.env("TROIKA_SEED", "3").env("TROIKA_REPEAT_LAST_N", "5").output().unwrap());
     let mut cold = place.run(&["run", "-p", "x", "--top-k", "3"]);
     refused(&cold.env("TROIKA_TEMP", "0").output().unwrap(), 2, &["--top-k", "with TROIKA_TEMP 0"]);
     // Scripts give both.
@@ -241,19 +209,19 @@ fn flags_without_effect_are_refused() {
 fn what_is_typed_wins_over_variables() {
     let place = Place::new();
     let short = ["run", "-p", "Hello", "-n", "2", "--temp", "0", "-q"];
-    succeeded(place.run(&["plan", "-o", "made.json"]).output().unwrap());
-    let plain = succeeded(place.run(&short).output().unwrap());
+    stdout(&place.run(&["plan", "-o", "made.json"]).output().unwrap());
+    let plain = stdout(&place.run(&short).output().unwrap());
     let by_plan = [&short[..], &["--plan", "made.json"]].concat();
     let out = place.run(&by_plan).env("TROIKA_STRATEGY", "alternate").output().unwrap();
     assert_eq!(said(&out), "note: TROIKA_STRATEGY is not used: --plan is given\n");
-    assert_eq!(succeeded(out), plain);
+    assert_eq!(stdout(&out), plain);
     let typed = [&short[..], &["--strategy", "one-device"]].concat();
     let out = place.run(&typed).env("TROIKA_PLAN", "no/such.json").output().unwrap();
     assert_eq!(said(&out), "note: TROIKA_PLAN is not used: --strategy is given\n");
-    assert_eq!(succeeded(out), plain);
+    assert_eq!(stdout(&out), plain);
     // Where nothing needs its flag, a variable is passed over.
     let out = place.run(&short).env("TROIKA_BATCH_SIZE", "9").output().unwrap();
-    assert_eq!((said(&out), succeeded(out)), (String::new(), plain));
+    assert_eq!((said(&out), stdout(&out)), (String::new(), plain));
 }
 
 /// What a file holds is a failure and no wrong usage, whatever flag names it.
@@ -281,7 +249,7 @@ fn files_that_are_no_good_end_with_code_1() {
             }
         }
     }
-    succeeded(place.run(&["plan", "-o", "made.json"]).output().unwrap());
+    stdout(&place.run(&["plan", "-o", "made.json"]).output().unwrap());
     let plan = std::fs::read_to_string(place.path("made.json")).unwrap();
     let spoilt = plan.replacen("\"chunk\": 512", "\"chunk\": \"many\"", 1);
     assert_ne!(spoilt, plan);
@@ -323,7 +291,7 @@ fn what_killed_processes_leave_is_removed() {
     assert!(run.output().unwrap().status.success());
     assert_eq!(names(&folder), ["p.json", "p.json.old", "t.json.7-1-5.partial"]);
     let run = ["run", "-p", "x", "-n", "1", "--trace", "out/t.json"];
-    succeeded(place.run(&run).output().unwrap());
+    stdout(&place.run(&run).output().unwrap());
     assert_eq!(names(&folder), ["p.json", "p.json.old", "t.json"]);
 }
 
@@ -334,12 +302,12 @@ fn the_cache_knows_profiles_and_leftovers() {
     let at = ["--cache-dir", "cache"];
     let cache = |args: &[&str]| place.run(&[&["cache"][..], args, &at].concat()).output().unwrap();
     let list = || -> Vec<Value> {
-        let json: Value = serde_json::from_str(&succeeded(cache(&["ls", "--json"]))).unwrap();
+        let json = json(&cache(&["ls", "--json"]));
         json["files"].as_array().unwrap().clone()
     };
     let measure = || {
         let args = [&["profile"][..], &SHAPE, &DEVICE, &at].concat();
-        succeeded(place.run(&args).output().unwrap());
+        stdout(&place.run(&args).output().unwrap());
         list().into_iter().find(|f| f["kind"] == "profile").unwrap()
     };
     let kept = measure();
@@ -347,26 +315,26 @@ fn the_cache_knows_profiles_and_leftovers() {
     assert!(kept["of"].as_str().unwrap().ends_with(" on npu"), "{kept}");
     // It is found there by who plans with the same folder.
     let plan = [&["plan"][..], &SHAPE, &DEVICE, &at, &["--profile"]].concat();
-    assert!(succeeded(place.run(&plan).output().unwrap()).contains("predicted"));
+    assert!(stdout(&place.run(&plan).output().unwrap()).contains("predicted"));
     let path = place.path(kept["file"].as_str().unwrap());
     let left = path
         .with_file_name(format!("{}.7-1-5.partial", path.file_name().unwrap().to_str().unwrap()));
     std::fs::write(&left, "half").unwrap();
     assert!(list().iter().any(|f| f["kind"] == "partial"));
-    succeeded(cache(&["verify"]));
+    stdout(&cache(&["verify"]));
     // Nothing is wrong with the profile: it stays, however small the cache is to be.
-    succeeded(cache(&["prune", "--cache-mib", "1"]));
+    stdout(&cache(&["prune", "--cache-mib", "1"]));
     assert!(path.exists() && !left.exists());
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, &text[..text.len() / 2]).unwrap();
     let out = cache(&["verify"]);
     assert_eq!(out.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&out.stdout).contains("damaged: it is not a profile"));
-    succeeded(cache(&["prune"]));
+    stdout(&cache(&["prune"]));
     assert!(!path.exists());
     measure();
     std::fs::write(&left, "half").unwrap();
-    succeeded(cache(&["clear"]));
+    stdout(&cache(&["clear"]));
     assert!(list().is_empty() && !path.exists() && !left.exists());
 }
 
@@ -374,7 +342,7 @@ fn the_cache_knows_profiles_and_leftovers() {
 #[cfg(unix)]
 #[test]
 fn an_interrupted_perplexity_says_how_many_windows_it_is_of() {
-    ctrl_c::ends_commands();
+    common::ctrl_c::ends_commands();
     let place = Place::new();
     std::fs::write(place.path("text.txt"), "Once upon a time there was a king. ".repeat(40_000))
         .unwrap();
@@ -382,10 +350,9 @@ fn an_interrupted_perplexity_says_how_many_windows_it_is_of() {
     // are no windows yet.
     for wait in [250, 500, 1000, 2000, 4000, 8000, 16000] {
         let args = ["perplexity", "-f", "text.txt", "-c", "64", "-t", "1", "--json"];
-        let mut run = place.run(&args);
-        let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = common::started(&mut place.run(&args));
         std::thread::sleep(Duration::from_millis(wait));
-        ctrl_c::press(&child);
+        common::ctrl_c::press(&child);
         let out = child.wait_with_output().unwrap();
         if out.stdout.is_empty() {
             continue;

@@ -3,14 +3,17 @@
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 #![cfg(feature = "gpu")]
 
+mod common;
 #[path = "../../troika-gpu/tests/common/needed.rs"]
 mod needed;
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use tempfile::TempDir;
+
+use common::{json, said, started, stdout};
 
 const HI: [&str; 7] = ["run", "-p", "Hello", "-n", "8", "--temp", "0"];
 const GPU: [&str; 2] = ["--device", "gpu:llvmpipe"];
@@ -22,8 +25,8 @@ fn cache() -> &'static Path {
 }
 
 fn command(cache: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_troika"));
-    command.args(args).env("TROIKA_CACHE_DIR", cache);
+    let mut command = common::command(args);
+    command.env("TROIKA_CACHE_DIR", cache);
     command
 }
 
@@ -31,16 +34,10 @@ fn troika(args: &[&str]) -> Output {
     command(cache(), args).output().unwrap()
 }
 
-fn answer(output: &Output) -> String {
-    let (said, told) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{told}");
-    String::from_utf8(said.clone()).unwrap()
-}
-
 /// The only line of an error.
 fn refused(output: &Output) -> String {
     assert!(!output.status.success());
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let told = said(output);
     // A layer of the driver may complain about the desktop that it does not find.
     let lines: Vec<&str> = told.lines().filter(|l| !l.contains("XDG_RUNTIME_DIR")).collect();
     let [line] = lines[..] else { panic!("{told}") };
@@ -61,7 +58,7 @@ fn the_built_in_model_says_the_same_as_on_the_cpu() {
     if !is_here() {
         return;
     }
-    let on = |device: &[&str]| answer(&troika(&[&HI[..], device].concat()));
+    let on = |device: &[&str]| stdout(&troika(&[&HI[..], device].concat()));
     let cpu = on(&[]);
     assert_eq!(on(&GPU), cpu);
     for strategy in ["split-columns", "split-rows", "alternate", "prefill-decode=gpu:cpu"] {
@@ -84,10 +81,10 @@ fn wrong_adapters_and_budgets_are_one_line() {
     let alone = [&HI[..], &GPU, &["--device-memory", "gpu=0"]].concat();
     refused(&troika(&alone));
     // What does not fit stays on the CPU, if that is there.
-    let cpu = answer(&troika(&HI));
+    let cpu = stdout(&troika(&HI));
     for memory in ["gpu=0", "gpu=1", "gpu=2"] {
         let device = ["--device", "gpu:llvmpipe,cpu", "--device-memory", memory];
-        assert_eq!(answer(&troika(&[&HI[..], &device].concat())), cpu, "{memory}");
+        assert_eq!(stdout(&troika(&[&HI[..], &device].concat())), cpu, "{memory}");
     }
 }
 
@@ -98,23 +95,23 @@ fn what_is_found_of_an_adapter_is_kept() {
     }
     let dir = tempfile::tempdir().unwrap();
     let run = || command(dir.path(), &[&HI[..], &GPU].concat()).output().unwrap();
-    let first = answer(&run());
+    let first = stdout(&run());
     let kept = || {
         let folder = std::fs::read_dir(dir.path().join("devices")).unwrap();
         folder.map(|file| file.unwrap().path()).collect::<Vec<_>>()
     };
     // The kernels that were compared, and those that the driver compiled.
     assert_eq!(kept().len(), 2);
-    let listed = answer(&command(dir.path(), &["cache", "ls"]).output().unwrap());
+    let listed = stdout(&command(dir.path(), &["cache", "ls"]).output().unwrap());
     assert_eq!(listed.matches("kernels of a GPU").count(), 2, "{listed}");
     kept().iter().for_each(|file| std::fs::write(file, "damage").unwrap());
     let again = run();
-    let told = String::from_utf8_lossy(&again.stderr).into_owned();
+    let told = said(&again);
     assert_eq!(told.matches("is made anew").count(), 2, "{told}");
-    assert_eq!(answer(&again), first);
+    assert_eq!(stdout(&again), first);
     let last = run();
-    assert!(!String::from_utf8_lossy(&last.stderr).contains("warning"));
-    assert_eq!(answer(&last), first);
+    assert!(!said(&last).contains("warning"));
+    assert_eq!(stdout(&last), first);
 }
 
 #[test]
@@ -126,9 +123,9 @@ fn a_folder_that_takes_nothing_is_a_note() {
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let output = command(&file, &[&HI[..], &GPU].concat()).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let told = said(&output);
     assert_eq!(told.matches("nothing is kept of a GPU").count(), 1, "{told}");
-    assert_eq!(answer(&output), answer(&troika(&HI)));
+    assert_eq!(stdout(&output), stdout(&troika(&HI)));
 }
 
 #[test]
@@ -136,13 +133,10 @@ fn two_processes_share_an_adapter() {
     if !is_here() {
         return;
     }
-    let expected = answer(&troika(&HI));
-    let both = [(); 2].map(|()| {
-        let mut command = command(cache(), &[&HI[..], &GPU].concat());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    });
+    let expected = stdout(&troika(&HI));
+    let both = [(); 2].map(|()| started(&mut command(cache(), &[&HI[..], &GPU].concat())));
     for child in both {
-        assert_eq!(answer(&child.wait_with_output().unwrap()), expected);
+        assert_eq!(stdout(&child.wait_with_output().unwrap()), expected);
     }
 }
 
@@ -152,8 +146,7 @@ fn shares_are_of_what_the_device_was_measured_to_do() {
         return;
     }
     let bench = ["bench", "-p", "16", "-n", "4", "-r", "1", "-o", "json"];
-    let rows = answer(&troika(&[&bench[..], &GPU].concat()));
-    let rows: serde_json::Value = serde_json::from_str(&rows).unwrap();
+    let rows = json(&troika(&[&bench[..], &GPU].concat()));
     let [prompt, token] = &rows.as_array().unwrap()[..] else { panic!("{rows}") };
     for (row, limit, unit) in
         [(prompt, "f32_fma_gpu", "gop_per_s"), (token, "read_bandwidth", "gb_per_s")]
@@ -170,7 +163,7 @@ fn shares_are_of_what_the_device_was_measured_to_do() {
 
 /// The lines of a command that say what computes.
 fn placed(output: &Output) -> Vec<String> {
-    let told = String::from_utf8_lossy(&output.stderr);
+    let told = said(output);
     told.lines().filter(|line| line.starts_with("note: tiny-moe")).map(String::from).collect()
 }
 
@@ -181,25 +174,25 @@ fn a_software_adapter_is_not_chosen() {
         let none = command.env("VK_ICD_FILENAMES", "/nonexistent");
         none.env("VK_DRIVER_FILES", "/nonexistent").output().unwrap()
     };
-    let expected = answer(&troika(&HI));
+    let expected = stdout(&troika(&HI));
     for args in [&[][..], &["--device", "auto"], &["--device", "cpu"], &["-ngl", "0"]] {
         let args = [&HI[..], args].concat();
         for output in [troika(&args), none(&mut command(cache(), &args))] {
             assert!(placed(&output).is_empty(), "{:?}", placed(&output));
-            assert_eq!(answer(&output), expected);
+            assert_eq!(stdout(&output), expected);
         }
     }
     let output = none(&mut command(cache(), &[&HI[..], &["-ngl", "99"]].concat()));
     let [line] = &placed(&output)[..] else { panic!("{output:?}") };
     assert!(line.contains("the CPU computes: there is no GPU that can be used"), "{line}");
-    assert_eq!(answer(&output), expected);
+    assert_eq!(stdout(&output), expected);
     for (wrong, says) in [
         (&["--device", "auto,cpu"][..], "auto stands alone"),
         (&["-ngl", "2", "--strategy", "alternate"], "--strategy"),
         (&["-ngl", "2", "--device", "cpu"], "--device"),
     ] {
         let output = troika(&[&HI[..], wrong].concat());
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let told = said(&output);
         assert!(!output.status.success() && told.contains(says), "{told}");
     }
 }
@@ -210,19 +203,19 @@ fn odd_budgets_are_told_or_work() {
     let refused_by = |args: &[&str]| {
         let output = troika(&[&HI[..], args].concat());
         assert_eq!(output.status.code(), Some(2));
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        said(&output)
     };
     assert!(refused_by(&["--kv-size", "0"]).contains("'0' for '--kv-size"));
     let beyond = format!("gpu={}", u64::MAX);
     assert!(refused_by(&["--device-memory", &beyond]).contains("a number of MiB"));
-    let expected = answer(&troika(&HI));
+    let expected = stdout(&troika(&HI));
     for kv in ["1", "1099511627776"] {
-        assert_eq!(answer(&troika(&[&HI[..], &["--kv-size", kv]].concat())), expected, "{kv}");
+        assert_eq!(stdout(&troika(&[&HI[..], &["--kv-size", kv]].concat())), expected, "{kv}");
     }
     for memory in ["gpu=0", "gpu=1", "gpu=1099511627776"] {
         let limit = ["--device-memory", memory];
         // The model is too small for a GPU: its limit is none of the CPU's.
-        assert_eq!(answer(&troika(&[&HI[..], &limit].concat())), expected, "{memory}");
+        assert_eq!(stdout(&troika(&[&HI[..], &limit].concat())), expected, "{memory}");
         if !is_here() {
             continue;
         }
@@ -234,7 +227,7 @@ fn odd_budgets_are_told_or_work() {
             let says =
                 if fits { "4 of 4 layers on llvmpipe" } else { "the CPU computes: llvmpipe" };
             assert!(line.contains(says), "{memory} of {mib}: {line}");
-            assert_eq!(answer(&output), expected, "{memory} of {mib}");
+            assert_eq!(stdout(&output), expected, "{memory} of {mib}");
         }
     }
 }
@@ -248,7 +241,7 @@ fn layers_are_on_a_card_as_far_as_its_memory_takes_them() {
         let mut command = command(cache(), args);
         command.env("TROIKA_SOFTWARE_GPU", mib).output().unwrap()
     };
-    let expected = answer(&troika(&HI));
+    let expected = stdout(&troika(&HI));
     for (layers, mib, says) in [
         ("99", "4096", "4 of 4 layers on llvmpipe"),
         ("all", "4096", "4 of 4 layers on llvmpipe"),
@@ -260,20 +253,20 @@ fn layers_are_on_a_card_as_far_as_its_memory_takes_them() {
         let [line] = &placed(&output)[..] else { panic!("{output:?}") };
         assert!(line.contains(says), "-ngl {layers}: {line}");
         assert_eq!(line.contains("on the CPU"), ["2", "4"].contains(&layers), "{line}");
-        assert_eq!(answer(&output), expected, "-ngl {layers} with {mib} MiB");
+        assert_eq!(stdout(&output), expected, "-ngl {layers} with {mib} MiB");
     }
     // Without a flag the model is too small to open a driver for.
     assert!(placed(&on_card(&HI, "4096")).is_empty());
     // What was chosen is a plan like others.
     let dir = tempfile::tempdir().unwrap();
     let plan = dir.path().join("plan.json").display().to_string();
-    answer(&on_card(&["plan", "-ngl", "2", "-o", &plan], "4096"));
+    stdout(&on_card(&["plan", "-ngl", "2", "-o", &plan], "4096"));
     let text = std::fs::read_to_string(&plan).unwrap();
     assert!(text.contains("layers=cpu:2+gpu:2+cpu:0"), "{text}");
-    assert_eq!(answer(&on_card(&[&HI[..], &["--plan", &plan]].concat(), "4096")), expected);
+    assert_eq!(stdout(&on_card(&[&HI[..], &["--plan", &plan]].concat(), "4096")), expected);
     for args in
         [&["bench", "-p", "8", "-n", "2", "-r", "1"][..], &["bench", "--overhead", "-n", "2"]]
     {
-        answer(&on_card(&[args, &["-ngl", "99"]].concat(), "4096"));
+        stdout(&on_card(&[args, &["-ngl", "99"]].concat(), "4096"));
     }
 }

@@ -3,54 +3,27 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 #![cfg(unix)]
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
+mod common;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
 use troika::model::chat::{ChatInput, ChatTemplate, HelperCommand};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
+use common::{
+    answering, command, in_root, json, limited, linked_model, read_json, root, text, troika,
+};
 
 /// With a home of the Hub's models.
 fn offline(home: &str, args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.env("HF_HOME", home).env("HF_HUB_OFFLINE", "1").args(args);
-    c.stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// A model's folder with links to its files, except for the given ones.
-fn model(from: &str, own: &[(&str, &str)]) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(root().join(from)).unwrap() {
-        let path = std::fs::canonicalize(entry.unwrap().path()).unwrap();
-        let name = path.file_name().unwrap();
-        if !own.iter().any(|(n, _)| *n == name) {
-            std::os::unix::fs::symlink(&path, dir.path().join(name)).unwrap();
-        }
-    }
-    for (name, content) in own {
-        std::fs::write(dir.path().join(name), content).unwrap();
-    }
-    dir
+    command(args).env("HF_HOME", home).env("HF_HUB_OFFLINE", "1").output().unwrap()
 }
 
 fn with_template(template: &str, args: &[&str]) -> Output {
-    let dir = model("models/tiny-moe", &[("chat_template.jinja", template)]);
+    let dir = linked_model("models/tiny-moe", &[("chat_template.jinja", template)]);
     let path = dir.path().display().to_string();
     troika(&[&["run", &path, "-n", "1", "--temp", "0"], args].concat())
 }
@@ -68,10 +41,9 @@ fn harmless(out: &Output, words: &[&str]) {
 
 #[test]
 fn long_values_of_files_are_not_repeated_whole() {
-    let golden = root().join("tests/golden/qwen3/config.json");
-    let mut json: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+    let mut json = read_json(root().join("tests/golden/qwen3/config.json"));
     json["hidden_size"] = "x".repeat(1_000_000).into();
-    let dir = model("tests/golden/qwen3", &[("config.json", &json.to_string())]);
+    let dir = linked_model("tests/golden/qwen3", &[("config.json", &json.to_string())]);
     let out = troika(&["show", &dir.path().display().to_string()]);
     assert_eq!(out.status.code(), Some(1));
     assert!(out.stderr.len() < 2100, "{}", out.stderr.len());
@@ -86,12 +58,10 @@ fn prompts_of_which_nothing_is_left_are_told_apart() {
     harmless(&out, &["the chat template makes no text of the prompt", "(--raw)"]);
     let raw = with_template("{# nothing #}", &["-p", "Hello", "--raw"]);
     assert!(raw.status.success(), "{}", text(&raw.stderr));
-    let tokenizer = root().join("models/tiny-moe/tokenizer.json");
-    let tokenizer = std::fs::read_to_string(tokenizer).unwrap();
-    let mut json: Value = serde_json::from_str(&tokenizer).unwrap();
+    let mut json = read_json(root().join("models/tiny-moe/tokenizer.json"));
     json["normalizer"] =
         serde_json::json!({"type": "Strip", "strip_left": true, "strip_right": true});
-    let dir = model("models/tiny-moe", &[("tokenizer.json", &json.to_string())]);
+    let dir = linked_model("models/tiny-moe", &[("tokenizer.json", &json.to_string())]);
     let out = troika(&["run", &dir.path().display().to_string(), "-p", "  ", "-n", "1"]);
     assert_eq!(out.status.code(), Some(1));
     harmless(&out, &["the tokenizer makes no tokens of the prompt", "(--prompt-ids)"]);
@@ -99,11 +69,9 @@ fn prompts_of_which_nothing_is_left_are_told_apart() {
 
 #[test]
 fn control_characters_of_files_are_shown_not_obeyed() {
-    let golden = root().join("tests/golden/qwen3/config.json");
-    let config = std::fs::read_to_string(golden).unwrap();
-    let mut json: Value = serde_json::from_str(&config).unwrap();
+    let mut json = read_json(root().join("tests/golden/qwen3/config.json"));
     json["rope_parameters"]["rope_type"] = "x\u{1b}]0;title\u{7}\u{9b}2J\ntroika: fine".into();
-    let dir = model("tests/golden/qwen3", &[("config.json", &json.to_string())]);
+    let dir = linked_model("tests/golden/qwen3", &[("config.json", &json.to_string())]);
     let path = dir.path().display().to_string();
     for command in ["run", "show", "tokenize"] {
         let prompt: &[&str] = if command == "show" { &[] } else { &["-p", "x"] };
@@ -190,21 +158,6 @@ impl Hostile {
     }
 }
 
-/// A server that answers everything with this, for as long as the test runs.
-fn server_of(answer: Value) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let (mut request, body) = ([0; 4096], answer.to_string());
-            let _ = stream.read(&mut request);
-            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
-            let _ = stream.write_all((head + &body).as_bytes());
-        }
-    });
-    port
-}
-
 /// Every verb that prints JSON, with a text of strangers where it has one.
 #[test]
 fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
@@ -216,7 +169,9 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
     let (device, ranges) = (format!("virtual:{soc}"), at.file("ranges.json"));
     let (predictor, home) =
         (at.file("experts.predictor"), format!("{}/{HOSTILE}", at.file("home")));
-    let port = server_of(serde_json::json!({"models": [{"name": HOSTILE}]})).to_string();
+    let status = serde_json::json!({"models": [{"name": HOSTILE}]}).to_string();
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", status.len());
+    let port = answering(head + &status);
     let cases: &[(&[&str], bool)] = &[
         (&["run", &m, "-p", HOSTILE, "-n", "1", "--json", "--trace", &trace], true),
         (&["run", &m, "--parallel", "2", "-f", &prompts, "-n", "1", "--json"], true),
@@ -279,8 +234,8 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
 /// A pipe gets what the model wrote, byte for byte, from one prompt and from many.
 #[test]
 fn generated_text_is_not_escaped_in_a_pipe() {
-    let json = text(&troika(&["tokenize", "-p", "\u{7f}", "--no-bos", "--json"]).stdout);
-    let id = serde_json::from_str::<Value>(&json).unwrap()["ids"][0].to_string();
+    let ids = json(&troika(&["tokenize", "-p", "\u{7f}", "--no-bos", "--json"]));
+    let id = ids["ids"][0].to_string();
     let only = ["-n", "3", "--logit-bias", &format!("{id}+1000"), "-q"];
     let one = troika(&[&["run", "-p", "x"], &only[..]].concat());
     assert_eq!(text(&one.stdout), "\u{7f}\u{7f}\u{7f}\n");
@@ -296,8 +251,7 @@ const MARKED: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.cont
                       {% endfor %}<|im_start|>assistant\n";
 
 fn prompt_tokens(args: &[&str]) -> u64 {
-    let out = with_template(MARKED, &[&["--json"], args].concat());
-    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let json = json(&with_template(MARKED, &[&["--json"], args].concat()));
     json["prompt_tokens"].as_u64().unwrap()
 }
 
@@ -395,12 +349,10 @@ fn templates_that_never_end_are_ended() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_limit_of_memory_ends_in_a_signal() {
-    let model = root().join("models/tiny-moe").display().to_string();
+    let model = in_root("models/tiny-moe");
     let mut refused = 0;
     for mib in (64..=320).step_by(4) {
-        let limited = format!("ulimit -v {} && exec \"$0\" \"$@\"", mib << 10);
-        let mut c = Command::new("sh");
-        c.args(["-c", &limited, env!("CARGO_BIN_EXE_troika"), "run", &model, "--dtype", "f32"]);
+        let mut c = limited(mib << 10, &["run", &model, "--dtype", "f32"]);
         let out = c.args(["--prompt-ids", "1,2", "-n", "1", "-t", "1"]).output().unwrap();
         let told = text(&out.stderr);
         match out.status.code() {
@@ -426,9 +378,7 @@ fn threads_that_cannot_be_started_are_no_panic() {
     let prompts = dir.path().join("prompts.txt");
     std::fs::write(&prompts, "one\ntwo\nthree\n").unwrap();
     for mib in (224..=256).step_by(4) {
-        let limited = format!("ulimit -v {} && exec \"$0\" \"$@\"", mib << 10);
-        let mut c = Command::new("sh");
-        c.args(["-c", &limited, env!("CARGO_BIN_EXE_troika"), "run", "--parallel", "3", "-q"]);
+        let mut c = limited(mib << 10, &["run", "--parallel", "3", "-q"]);
         let out = c.arg("-f").arg(&prompts).args(["-n", "4", "-t", "1"]).output().unwrap();
         let told = text(&out.stderr);
         let own = told.contains("alternative stack");

@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[cfg(unix)]
-#[path = "common/ctrl_c.rs"]
-mod ctrl_c;
+mod common;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -139,8 +137,7 @@ impl Hub {
     }
 
     fn command(&self, home: &Path, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_troika"));
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut command = common::command(args);
         command.env("HF_HOME", home).env("HF_ENDPOINT", &self.address);
         for name in ["HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY"] {
             command.env_remove(name);
@@ -178,13 +175,13 @@ fn a_model_is_looked_up_once() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_in_a_download_leaves_what_arrived() {
-    ctrl_c::ends_commands();
+    common::ctrl_c::ends_commands();
     const ARRIVED: usize = 100_000;
     let (hub, home) = (Hub::start(), tempfile::tempdir().unwrap());
     *hub.stall.lock().unwrap() = Some(ARRIVED);
     let total = std::fs::metadata(model()).unwrap().len() as usize;
     assert!(total > ARRIVED);
-    let mut child = hub.command(home.path(), &RUN).spawn().unwrap();
+    let mut child = common::started(&mut hub.command(home.path(), &RUN));
     let blobs = home.path().join("hub/models--o--n/blobs");
     let part = blobs.join(format!("of-{total}.part"));
     let start = Instant::now();
@@ -192,7 +189,7 @@ fn ctrl_c_in_a_download_leaves_what_arrived() {
         assert!(start.elapsed() < Duration::from_secs(60), "nothing arrived");
         std::thread::sleep(Duration::from_millis(20));
     }
-    ctrl_c::press(&child);
+    common::ctrl_c::press(&child);
     assert!(!child.wait().unwrap().success());
     assert!(part.exists() && !blobs.join(format!("of-{total}")).exists());
     *hub.lists.lock().unwrap() = 1;

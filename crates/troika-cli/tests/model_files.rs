@@ -2,24 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+mod common;
+
+use std::path::Path;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
+use common::{edit_json, in_root, root, said, stdout, troika};
 
 /// A copy of a test model with changed fields in its JSON files.
 fn copied(name: &str, file: &str, changes: &[(&str, Value)]) -> TempDir {
@@ -28,12 +18,11 @@ fn copied(name: &str, file: &str, changes: &[(&str, Value)]) -> TempDir {
         let path = entry.unwrap().path();
         std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
     }
-    let path = dir.path().join(file);
-    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    for (field, value) in changes {
-        json[field] = value.clone();
-    }
-    std::fs::write(path, json.to_string()).unwrap();
+    edit_json(&dir.path().join(file), |json| {
+        for (field, value) in changes {
+            json[field] = value.clone();
+        }
+    });
     dir
 }
 
@@ -53,8 +42,8 @@ fn told(path: &Path) -> [String; 2] {
     let path = path.display().to_string();
     let run = ["run", &path, "--prompt-ids", "5,6", "-n", "1", "-q"];
     [troika(&["show", &path]), troika(&run)].map(|out| {
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        text(&out.stderr)
+        stdout(&out);
+        said(&out)
     })
 }
 
@@ -135,7 +124,7 @@ fn ropes_wider_than_a_head_are_refused() {
     ] {
         let dir = gguf(file, key, dims);
         let out = troika(&["show", &dir.path().join("model.gguf").display().to_string()]);
-        let err = text(&out.stderr);
+        let err = said(&out);
         assert_eq!(out.status.code(), Some(1), "{err}");
         assert!(err.contains("rope.dimension_count") && err.contains(&dims.to_string()), "{err}");
     }
@@ -152,7 +141,7 @@ fn whole_models_give_no_warning() {
     let mut seen = 0;
     for path in models {
         let out = troika(&["show", &path.display().to_string()]);
-        assert!(out.status.success() && out.stderr.is_empty(), "{path:?}: {}", text(&out.stderr));
+        assert!(out.status.success() && out.stderr.is_empty(), "{path:?}: {}", said(&out));
         seen += 1;
     }
     assert!(seen > 30, "{seen}");
@@ -176,7 +165,7 @@ fn recommended_values_that_cannot_be_used_are_told_and_ignored() {
         let dir = copied("qwen3", file, &[(key, value.clone())]);
         let path = dir.path().display().to_string();
         let out = troika(&["run", &path, "--prompt-ids", "5,6", "-n", "1", "-q"]);
-        let err = text(&out.stderr);
+        let err = said(&out);
         assert!(out.status.success(), "{value}: {err}");
         assert!(err.starts_with("warning: ") && err.trim_end().lines().count() == 1, "{err}");
         for word in [file, key, must, "it is ignored"] {
@@ -207,8 +196,7 @@ fn what_layers_consist_of_is_named() {
         ("qwen3.5", "gated delta rule"),
         ("falcon-h1", "beside Mamba-2"),
     ] {
-        let path = root().join("tests/golden-2026").join(model).display().to_string();
-        let shown = text(&troika(&["show", &path]).stdout);
+        let shown = stdout(&troika(&["show", &in_root(&format!("tests/golden-2026/{model}"))]));
         assert!(shown.contains(words), "{model}: {shown}");
     }
 }
@@ -217,7 +205,7 @@ fn what_layers_consist_of_is_named() {
 /// named.
 #[test]
 fn numbers_that_files_hold_are_checked() {
-    for (model, tensor, bytes, said) in [
+    for (model, tensor, bytes, says) in [
         ("gemma-4", "layer_scalar", f32::NAN.to_le_bytes(), "is NaN, which is not a finite number"),
         ("apertus", "mlp.act_fn.beta", 0.25f32.to_le_bytes(), "xIELU with beta 0.25 is not"),
     ] {
@@ -232,7 +220,7 @@ fn numbers_that_files_hold_are_checked() {
         file[at..at + 4].copy_from_slice(&bytes);
         std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
         let out = troika(&["show", &dir.path().display().to_string()]);
-        let told = text(&out.stderr);
-        assert!(!out.status.success() && told.contains(said), "{told}");
+        let told = said(&out);
+        assert!(!out.status.success() && told.contains(says), "{told}");
     }
 }

@@ -3,47 +3,31 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod common;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::process::{Command, Output};
 
-use serde_json::Value;
-
-/// A Python environment with the runtimes, made once.
-fn runtimes() -> &'static Path {
-    static PLACE: OnceLock<PathBuf> = OnceLock::new();
-    PLACE.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let place = root.join("target/npu-runtimes");
-        let installed = Command::new(root.join(".ci/npu-runtimes")).arg(&place).status();
-        assert!(installed.unwrap().success());
-        place.canonicalize().unwrap()
-    })
-}
+use common::{command, json, npu_runtimes, read_json, said, stdout};
 
 /// The command in a folder, with a variable that names a runtime.
 fn troika(dir: &Path, (variable, value): (&str, &Path), args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    let mut c = command(args);
     for other in ["VIRTUAL_ENV", "CONDA_PREFIX", "ORT_DYLIB_PATH"] {
         c.env_remove(other);
     }
-    c.current_dir(dir).env(variable, value).args(args).stdin(Stdio::null()).output().unwrap()
+    c.current_dir(dir).env(variable, value).output().unwrap()
 }
 
 /// The command with the runtimes.
 fn here(dir: &Path, args: &[&str]) -> Output {
-    troika(dir, ("VIRTUAL_ENV", runtimes()), args)
-}
-
-fn stdout(out: &Output) -> String {
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout.clone()).unwrap()
+    troika(dir, ("VIRTUAL_ENV", npu_runtimes()), args)
 }
 
 /// What a command says when it fails: its last line, beside which there are only warnings.
 fn refused(out: &Output) -> String {
     assert!(!out.status.success());
-    let said = String::from_utf8(out.stderr.clone()).unwrap();
+    let said = said(out);
     let lines: Vec<&str> = said.lines().filter(|l| !l.starts_with("warning: ")).collect();
     assert_eq!(lines.len(), 1, "{said}");
     lines[0].to_string()
@@ -88,7 +72,7 @@ fn runtimes_that_do_not_serve_are_named_with_what_mends_it() {
     // A runtime alone, and beside it a plugin that is none.
     let packages = dir.join("env/lib/python3/site-packages");
     std::fs::create_dir_all(packages.join("onnxruntime_qnn")).unwrap();
-    let versions = std::fs::read_dir(runtimes().join("lib")).unwrap();
+    let versions = std::fs::read_dir(npu_runtimes().join("lib")).unwrap();
     let all = versions.map(|v| v.unwrap().path().join("site-packages/onnxruntime"));
     let runtime = all.into_iter().find(|folder| folder.is_dir()).unwrap();
     std::os::unix::fs::symlink(runtime, packages.join("onnxruntime")).unwrap();
@@ -138,12 +122,12 @@ fn kept_graphs_are_those_of_their_names() {
     };
     std::fs::write(dir.join("file"), "no folder").unwrap();
     let out = run("file");
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(said.contains("warning: compiled graphs are not kept in file ("), "{said}");
+    let told = said(&out);
+    assert!(told.contains("warning: compiled graphs are not kept in file ("), "{told}");
     let text = stdout(&out);
     let first = run("cache");
     assert_eq!(stdout(&first), text);
-    assert!(!String::from_utf8_lossy(&first.stderr).contains("not kept"));
+    assert!(!said(&first).contains("not kept"));
     let kept = std::fs::read_dir(dir.join("cache/graphs")).unwrap();
     let mut kept: Vec<PathBuf> = kept.map(|entry| entry.unwrap().path()).collect();
     kept.sort();
@@ -175,16 +159,15 @@ fn plans_keep_to_their_calibration() {
     let device = ["--device", "npu:reference,cpu", "--row-buckets", "16"];
     let make = ["plan", "--calibration", "one.json", "-o", "plan.json"];
     stdout(&here(dir, &[&make[..], &device].concat()));
-    let plan = std::fs::read_to_string(dir.join("plan.json")).unwrap();
-    let plan: Value = serde_json::from_str(&plan).unwrap();
+    let plan = read_json(dir.join("plan.json"));
     assert_eq!(plan["calibration"].as_str().unwrap().len(), 32);
     let run = |more: &[&str]| {
         let plan = ["--plan", "plan.json", "--device", "npu:reference,cpu"];
         here(dir, &[&HI[..], &plan, more].concat())
     };
     stdout(&run(&["--calibration", "one.json"]));
-    let said = refused(&run(&["--calibration", "other.json"]));
-    assert!(said.contains("plan.json: the plan was made with the calibration"), "{said}");
+    let why = refused(&run(&["--calibration", "other.json"]));
+    assert!(why.contains("plan.json: the plan was made with the calibration"), "{why}");
     assert!(refused(&run(&[])).contains("give its file (--calibration FILE)"));
     // Each phase has a format of its own, or floats.
     for (format, prefill, decode) in [
@@ -195,8 +178,7 @@ fn plans_keep_to_their_calibration() {
     ] {
         let make = ["plan", "--calibration", "one.json", "--npu-format", format];
         stdout(&here(dir, &[&make[..], &["-o", "phases.json"], &device].concat()));
-        let plan = std::fs::read_to_string(dir.join("phases.json")).unwrap();
-        let plan: Value = serde_json::from_str(&plan).unwrap();
+        let plan = read_json(dir.join("phases.json"));
         for (phase, expected) in [("prefill", prefill), ("decode", decode)] {
             let rules = plan[phase]["rules"].as_array().unwrap();
             let on_npu = rules.iter().filter(|r| r["device"] == "npu");
@@ -213,20 +195,19 @@ fn plans_keep_to_their_calibration() {
     }
     // Prompts in four bits on the NPU, answers as another device computes them.
     let apart = ["plan", "--npu-format", "w4f16", "--strategy", "prefill-decode"];
-    let text = stdout(&here(dir, &[&apart[..], &device].concat()));
-    let plan: Value = serde_json::from_str(&text).unwrap();
+    let plan = json(&here(dir, &[&apart[..], &device].concat()));
     let has = |phase: &str| plan[phase].to_string().contains("f16:int4");
-    assert!(has("prefill") && !has("decode"), "{text}");
+    assert!(has("prefill") && !has("decode"), "{plan}");
     for format in ["f64", "prefill=f64", "decode=f16,decode=f16", "first=f16", "prefill=f16,w8a8"] {
         let out = here(dir, &[&HI[..], &device, &["--npu-format", format]].concat());
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(said.contains("as in prefill=f16,decode=w8a8"), "{format}: {said}");
+        let told = said(&out);
+        assert!(told.contains("as in prefill=f16,decode=w8a8"), "{format}: {told}");
     }
     // Each verb says that nothing computes with it.
     for verb in [&HI[..], &["bench", "-p", "4", "-n", "0", "-r", "1"]] {
         let out = here(dir, &[verb, &["--device", "cpu", "--calibration", "one.json"]].concat());
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(said.contains("the calibration is of no use"), "{verb:?}: {said}");
+        let told = said(&out);
+        assert!(told.contains("the calibration is of no use"), "{verb:?}: {told}");
     }
     // Several ways in one table, where they are wanted.
     let ways = ["--calibration", "one.json", "--outliers", "kept,shadow=0"];
@@ -255,8 +236,8 @@ fn memory_is_kept_to_and_said() {
     let npu = whole.lines().find(|l| l.starts_with("| npu | ")).unwrap();
     assert!(npu.contains(" | any, once | "), "which share their weights: {npu}");
     let out = plan(&["--device-memory", "npu=900"]);
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(said.contains("device npu holds 900 MiB of weights, and cpu computes"), "{said}");
+    let told = said(&out);
+    assert!(told.contains("device npu holds 900 MiB of weights, and cpu computes"), "{told}");
     let divided = stdout(&out);
     let held = divided.lines().find(|l| l.starts_with("| npu | ")).unwrap();
     let held: f64 = held.split(" | ").last().unwrap().trim_end_matches(" |").parse().unwrap();
@@ -309,8 +290,7 @@ fn prompts_of_any_length_give_the_tokens_of_the_cpu() {
         here(dir.path(), &[&args[..], &of].concat())
     };
     for length in [1, 3, 16, 17, 33, 39, 40] {
-        let read = |out: &Output| -> Value { serde_json::from_str(&stdout(out)).unwrap() };
-        let [npu, cpu] = ["npu:reference,cpu", "cpu"].map(|device| read(&tokens(length, device)));
+        let [npu, cpu] = ["npu:reference,cpu", "cpu"].map(|device| json(&tokens(length, device)));
         assert_eq!(npu["tokens"], cpu["tokens"], "{length}");
         assert_eq!(npu["finish_reason"], cpu["finish_reason"], "{length}");
         let full = if length > 36 { "context" } else { "length" };
@@ -347,8 +327,7 @@ fn a_plans_file_names_rewrites() {
     let device = ["--device", "npu:openvino:cpu,cpu"];
     let make = ["plan", "--npu-attention", "--row-buckets", "1,16", "-c", "64", "-o", "plan.json"];
     stdout(&here(dir, &[&make[..], &device].concat()));
-    let plan = std::fs::read_to_string(dir.join("plan.json")).unwrap();
-    let mut plan: Value = serde_json::from_str(&plan).unwrap();
+    let mut plan = read_json(dir.join("plan.json"));
     let mut run = |rewrites: &[&str]| {
         plan["npu_rewrites"] = rewrites.into();
         std::fs::write(dir.join("plan.json"), plan.to_string()).unwrap();
@@ -372,8 +351,7 @@ fn an_ablation_of_llm_npu_runs_on_a_compiler_for_npus() {
     let of = ["bench", "--ablation", "llm.npu", "-p", "100", "-r", "1", "--ubatch-size", "32"];
     let on = [&of[..], &["--device", "npu:openvino:cpu,cpu", "-o", "json"]].concat();
     assert!(refused(&here(dir, &on)).contains("the ablation needs a calibration"));
-    let steps = stdout(&here(dir, &[&on[..], &["--calibration", "c.json"]].concat()));
-    let steps: Value = serde_json::from_str(&steps).unwrap();
+    let steps = json(&here(dir, &[&on[..], &["--calibration", "c.json"]].concat()));
     let names = steps.as_array().unwrap().iter().map(|s| s["step"].as_str().unwrap());
     let names: Vec<&str> = names.collect();
     assert_eq!(

@@ -2,60 +2,34 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+mod common;
+
+use std::path::Path;
+use std::process::Output;
 
 use serde_json::Value;
 
-/// What NPU devices need, installed once by its packages' names.
-fn runtimes() -> &'static Path {
-    static PLACE: OnceLock<PathBuf> = OnceLock::new();
-    PLACE.get_or_init(|| {
-        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let place = root.join("target/npu-runtimes");
-        let installed = Command::new(root.join(".ci/npu-runtimes")).arg(&place).status();
-        assert!(installed.unwrap().success());
-        place
-    })
-}
+use common::{command, npu_runtimes, read_json, said, stdout};
 
 /// The command in a folder.
 fn troika(folder: &Path, args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.env_remove("ORT_DYLIB_PATH").env("VIRTUAL_ENV", runtimes()).current_dir(folder);
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn said(out: &Output) -> String {
-    String::from_utf8_lossy(&out.stderr).into_owned()
+    let mut c = command(args);
+    c.env_remove("ORT_DYLIB_PATH").env("VIRTUAL_ENV", npu_runtimes()).current_dir(folder);
+    c.output().unwrap()
 }
 
 /// A run of the built-in model that is profiled.
 fn profiled(folder: &Path, device: &str, level: &str) -> Output {
     let device = format!("{device},cpu");
-    let run = [
-        "run",
-        "-p",
-        "It was",
-        "-n",
-        "2",
-        "--temp",
-        "0",
-        "--device",
-        &device,
-        "--row-buckets",
-        "16",
-    ];
-    let kept = ["--ubatch-size", "16", "--cache-dir", "cache", "--trace", "trace.json"];
+    let run = ["run", "-p", "It was", "-n", "2", "--temp", "0", "--device", &device];
+    let rows = ["--row-buckets", "16", "--ubatch-size", "16"];
     let level = format!("{level}=profiles");
-    let profile = ["--npu-profiling", &level];
-    troika(folder, &[&run[..], &kept, &profile].concat())
+    let kept = ["--cache-dir", "cache", "--trace", "trace.json", "--npu-profiling", &level];
+    troika(folder, &[&run[..], &rows, &kept].concat())
 }
 
 fn stages(folder: &Path) -> Vec<String> {
-    let text = std::fs::read_to_string(folder.join("trace.json")).unwrap();
-    let trace: Value = serde_json::from_str(&text).unwrap();
+    let trace = read_json(folder.join("trace.json"));
     let events = trace["traceEvents"].as_array().unwrap().iter();
     let mut all: Vec<String> =
         events.filter_map(|e| Some(e["args"]["stage"].as_str()?.into())).collect();
@@ -67,8 +41,7 @@ fn stages(folder: &Path) -> Vec<String> {
 /// Parts of nodes are told by QNN's own interface, within the host's spans of asking it. Gives the
 /// number of these spans, and of loads of compiled graphs.
 fn parts_of_nodes(folder: &Path) -> [usize; 2] {
-    let text = std::fs::read_to_string(folder.join("trace.json")).unwrap();
-    let trace: Value = serde_json::from_str(&text).unwrap();
+    let trace = read_json(folder.join("trace.json"));
     let events = trace["traceEvents"].as_array().unwrap();
     let lane = |name: &str| {
         let named = events.iter().find(|e| e["ph"] == "M" && e["args"]["name"] == name);
@@ -106,8 +79,7 @@ fn compilers_and_kept_graphs_are_profiled() {
     assert_eq!(stages(dir.path()), ["context load", "execution", "graph finalization"]);
     let [asked, loaded] = parts_of_nodes(dir.path());
     assert!(0 < asked && asked <= loaded, "{asked} of {loaded}");
-    let report = troika(dir.path(), &["report", "trace.json"]);
-    let tables = String::from_utf8(report.stdout).unwrap();
+    let tables = stdout(&troika(dir.path(), &["report", "trace.json"]));
     for part in
         ["| compile | host |", "| rms_norm | npu | execution | cycles |", "| Graph Optimizations |"]
     {
@@ -118,8 +90,7 @@ fn compilers_and_kept_graphs_are_profiled() {
     assert_eq!(stages(dir.path()), ["context load", "execution"]);
     let [asked, loaded] = parts_of_nodes(dir.path());
     assert!(0 < asked && asked <= loaded, "{asked} of {loaded} kept graphs");
-    let report = troika(dir.path(), &["report", "trace.json"]);
-    let tables = String::from_utf8(report.stdout).unwrap();
+    let tables = stdout(&troika(dir.path(), &["report", "trace.json"]));
     assert!(tables.contains("| read kept graph | host |"), "{tables}");
     assert!(!tables.contains("| compile |") && !tables.contains("| probe |"), "{tables}");
 }
@@ -131,8 +102,7 @@ fn a_plan_has_times_of_ops() {
     let plan = ["plan", "--device", "npu:reference,cpu", "--row-buckets", "16", "--explain"];
     let told = |more: &[&str]| {
         let out = troika(dir.path(), &[&plan[..], &["--compile"], more].concat());
-        assert!(out.status.success(), "{}", said(&out));
-        String::from_utf8(out.stdout).unwrap()
+        stdout(&out)
     };
     let text = told(&["--npu-profiling", "detailed"]);
     let line = text.lines().find(|l| l.starts_with("| linear | npu | ")).unwrap();
@@ -178,9 +148,9 @@ fn a_kept_profile_names_an_npu() {
     // Other devices were asked for.
     let cpu = troika(dir.path(), &[&run[..], &["--device", "cpu"]].concat());
     assert!(!said(&cpu).contains("profile") && cpu.stdout == before.stdout, "{}", said(&cpu));
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    let mut c = command(&run);
     c.env_remove("ORT_DYLIB_PATH").env_remove("VIRTUAL_ENV").current_dir(dir.path());
-    let alone = c.args(run).stdin(Stdio::null()).output().unwrap();
+    let alone = c.output().unwrap();
     assert!(said(&alone).contains("the CPU computes: "), "{}", said(&alone));
     assert!(alone.status.success() && alone.stdout == before.stdout);
 }

@@ -2,29 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output, Stdio};
+mod common;
+
 use std::sync::LazyLock;
 
 use serde_json::Value;
 use troika::plan::{Phase, Plan};
 use troika::{DeviceOptions, OpenOptions, Source};
 
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn stdout(out: &Output) -> String {
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout.clone()).unwrap()
-}
+use common::{edit_json, json, json_lines, read_json, said, stdout, troika};
 
 /// The exit code and message of a failing command.
 fn refused(args: &[&str]) -> (i32, String) {
     let out = troika(args);
     assert!(!out.status.success(), "{args:?}");
     assert!(out.stdout.is_empty(), "{args:?}");
-    (out.status.code().unwrap(), String::from_utf8(out.stderr).unwrap())
+    (out.status.code().unwrap(), said(&out))
 }
 
 const RUN: [&str; 8] = ["run", "-p", "It was a dark night", "-n", "12", "--temp", "0", "-q"];
@@ -80,7 +73,7 @@ fn a_plan_is_written_edited_and_run_by() {
     let trace = dir.path().join("trace.json");
     let traced = [&by_plan[..], &["--trace", trace.to_str().unwrap()]].concat();
     assert_eq!(stdout(&troika(&traced)), alone);
-    let events: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    let events = read_json(trace);
     let spans = events["traceEvents"].as_array().unwrap();
     let lane = |e: &Value| e["tid"].clone();
     let named: Vec<&Value> = spans.iter().filter(|e| e["name"] == "head").collect();
@@ -107,15 +100,15 @@ fn what_a_device_refuses_runs_elsewhere_and_is_said() {
     let file = file.to_str().unwrap();
     let (odd, cpu) = (odd("b", "no-attention.toml"), "a=cpu");
     let both = ["--device", cpu, "--device", &odd, "--strategy", "alternate"];
-    let said = "device b does not take attention (";
+    let refuses = "device b does not take attention (";
     let out = troika(&[&RUN[..], &both].concat());
-    let note = String::from_utf8(out.stderr.clone()).unwrap();
+    let note = said(&out);
     assert_eq!(stdout(&out), alone);
-    assert!(note.contains(said) && note.contains("the plan has a compute them"), "{note}");
+    assert!(note.contains(refuses) && note.contains("the plan has a compute them"), "{note}");
     // The plan says so too.
     let out = troika(&[&["plan"][..], &both, &["--explain"]].concat());
     assert!(stdout(&out).contains("by a instead of b"), "{}", stdout(&out));
-    assert!(String::from_utf8(out.stderr).unwrap().contains(said));
+    assert!(said(&out).contains(refuses));
 
     // A user's plan is not changed unless that is allowed.
     let cpus = ["--device", "a=cpu,b=cpu", "--strategy", "alternate"];
@@ -127,9 +120,9 @@ fn what_a_device_refuses_runs_elsewhere_and_is_said() {
         "{why}"
     );
     let out = troika(&[&RUN[..], &by_plan, &["--fallback"]].concat());
-    let note = String::from_utf8(out.stderr.clone()).unwrap();
+    let note = said(&out);
     assert_eq!(stdout(&out), alone);
-    assert!(note.contains(said), "{note}");
+    assert!(note.contains(refuses), "{note}");
     // Without a plan it is for devices that are lost.
     assert_eq!(stdout(&troika(&[&RUN[..], &["--fallback"]].concat())), alone);
 
@@ -263,8 +256,8 @@ fn lengths_beyond_a_plans_context_name_the_plan() {
     assert!(said.contains("the plan's context is 12") && !said.contains("-c;"), "{said}");
     // As many as fit the context.
     let lengths = ["-p", "12", "-n", "12"];
-    let table = stdout(&troika(&[&bench[..], &lengths].concat()));
-    assert_eq!(serde_json::from_str::<Value>(&table).unwrap().as_array().unwrap().len(), 2);
+    let table = json(&troika(&[&bench[..], &lengths].concat()));
+    assert_eq!(table.as_array().unwrap().len(), 2);
 }
 
 #[test]
@@ -307,13 +300,12 @@ fn how_devices_wait_is_the_plans_to_say() {
     let alone = stdout(&troika(&RUN));
     assert_eq!(stdout(&troika(&[&RUN[..], &two(), &blocking].concat())), alone);
     stdout(&troika(&[&["plan"][..], &two(), &blocking, &["--out", file]].concat()));
-    let plan: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-    assert_eq!(plan["sync"], "blocking");
+    assert_eq!(read_json(file)["sync"], "blocking");
     let bench = ["bench", "-p", "8", "-n", "0", "-r", "1", "-o", "jsonl"];
     let by_plan = ["--plan", file];
     for more in [&blocking[..], &by_plan] {
-        let row = stdout(&troika(&[&bench[..], &two(), more].concat()));
-        assert_eq!(serde_json::from_str::<Value>(&row).unwrap()["sync"], "blocking", "{more:?}");
+        let row = json(&troika(&[&bench[..], &two(), more].concat()));
+        assert_eq!(row["sync"], "blocking", "{more:?}");
     }
     let both = [&RUN[..], &two(), &by_plan, &["--sync", "predicted"]].concat();
     let (code, said) = refused(&both);
@@ -338,14 +330,13 @@ fn values_of_16_bits_halve_what_is_copied() {
     let file = file.to_str().unwrap();
     let planned = |more: &[&str], values: &str| {
         stdout(&troika(&[&["plan", "--out", file][..], more].concat()));
-        let mut plan: Value =
-            serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-        for phase in ["prefill", "decode"] {
-            let rules = plan[phase]["rules"].as_array_mut().unwrap();
-            rules.iter_mut().for_each(|rule| rule["values"] = values.into());
-        }
-        std::fs::write(file, plan.to_string()).unwrap();
-        plan.to_string()
+        edit_json(file.as_ref(), |plan| {
+            for phase in ["prefill", "decode"] {
+                let rules = plan[phase]["rules"].as_array_mut().unwrap();
+                rules.iter_mut().for_each(|rule| rule["values"] = values.into());
+            }
+        });
+        std::fs::read_to_string(file).unwrap()
     };
     let copied = |values: &str| -> u64 {
         let plan = planned(&["--device", &own, "--strategy", "alternate"], values);
@@ -380,25 +371,22 @@ fn values_of_16_bits_halve_what_is_copied() {
     }
     planned(&[], "BF16");
     let bench = ["bench", "-p", "8", "-n", "0", "-r", "1", "-o", "jsonl", "--plan", file];
-    let row = stdout(&troika(&bench));
-    assert_eq!(serde_json::from_str::<Value>(&row).unwrap()["value_type"], "bf16");
+    assert_eq!(json(&troika(&bench))["value_type"], "bf16");
 }
 
 #[test]
 fn bench_and_devices_take_devices_too() {
-    let listed: Value =
-        serde_json::from_str(&stdout(&troika(&[&["devices", "--json"][..], &two()].concat())))
-            .unwrap();
+    let listed = json(&troika(&[&["devices", "--json"][..], &two()].concat()));
     let names: Vec<&Value> = listed.as_array().unwrap().iter().map(|d| &d["name"]).collect();
     assert_eq!(names, ["a", "b"]);
     let args = ["bench", "--synthetic", "qwen3-moe-tiny", "-p", "40", "-n", "2", "-r", "1"];
     let more = ["-o", "jsonl", "--ubatch-size", "8", "--strategy", "alternate"];
-    let rows = stdout(&troika(&[&args[..], &more, &two()].concat()));
-    for row in rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+    let rows = json_lines(&troika(&[&args[..], &more, &two()].concat()));
+    for row in &rows {
         assert_eq!((&row["backends"], &row["strategy"]), (&"a+b".into(), &more[5].into()));
         assert_eq!((&row["chunks_in_flight"], &row["sync"]), (&4.into(), &"predicted".into()));
     }
-    assert_eq!(rows.lines().count(), 2);
+    assert_eq!(rows.len(), 2);
 }
 
 /// Rules by chunk length change where chunks run, but no results. A bucket that leaves nothing to
@@ -409,9 +397,9 @@ fn rules_by_length_write_the_same_text() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("plan.json");
     let file = file.to_str().unwrap();
-    let make = |strategy: &str| -> Value {
+    let make = |strategy: &str| {
         let more = ["--strategy", strategy, "--ubatch-size", "4"];
-        serde_json::from_str(&stdout(&troika(&[&["plan"][..], &two(), &more].concat()))).unwrap()
+        json(&troika(&[&["plan"][..], &two(), &more].concat()))
     };
     let mut plan = make("one-device");
     plan["devices"] = serde_json::json!(["a", "b"]);

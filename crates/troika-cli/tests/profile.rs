@@ -3,29 +3,14 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod common;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn stdout(out: &Output) -> String {
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout.clone()).unwrap()
-}
-
-fn refused(args: &[&str]) -> String {
-    let out = troika(args);
-    assert!(!out.status.success(), "{args:?}");
-    let said = String::from_utf8(out.stderr).unwrap();
-    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
-    said
-}
+use common::{command, json, json_lines, read_json, refusal, said, stdout, troika};
 
 /// Two processors: one fast at products of many rows, one at reading memory. `npu` adds lines to
 /// the first one.
@@ -66,9 +51,8 @@ impl Measured {
 fn bench(devices: &str, prompt: &str, how: &[&str]) -> (f64, f64) {
     let ms = |test: &[&str]| {
         let at = ["bench", "--device", devices, "-r", "1", "-o", "jsonl"];
-        let out = stdout(&troika(&[&at[..], &SHAPE, test, how].concat()));
-        let row: Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
-        row["samples_ns"][0].as_f64().unwrap() / 1e6
+        let rows = json_lines(&troika(&[&at[..], &SHAPE, test, how].concat()));
+        rows[0]["samples_ns"][0].as_f64().unwrap() / 1e6
     };
     (ms(&["-p", prompt, "-n", "0"]), ms(&["-p", "0", "-n", "7", "-d", prompt]) / 7.0)
 }
@@ -78,8 +62,7 @@ fn measured(npu: &str) -> Measured {
     let devices = soc(dir.path(), npu);
     let profile = dir.path().join("profile.json").to_str().unwrap().to_string();
     let at = ["profile", "--device", &devices, "-o", &profile, "--json"];
-    let out = stdout(&troika(&[&at[..], &SHAPE].concat()));
-    let said: Value = serde_json::from_str(&out).unwrap();
+    let said = json(&troika(&[&at[..], &SHAPE].concat()));
     assert_eq!(said["devices"], serde_json::json!(["npu", "gpu"]));
     assert!(said["regret"].as_f64().unwrap() <= 0.10, "{said}");
     Measured { dir, devices, profile }
@@ -99,8 +82,7 @@ fn chosen_plans_keep_what_they_promise() {
             for expected in ["predicted by the model of", "| chosen |", "| one device, gpu |"] {
                 assert!(said.contains(expected), "{expected}: {said}");
             }
-            let plan: Value =
-                serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+            let plan = read_json(file);
             let predicted = |name: &str| plan["predicted"][name].as_f64().unwrap() / 1e3;
             let (ttft, tpot) = bench(&m.devices, prompt, &["--plan", file]);
             for (what, is, was) in
@@ -128,7 +110,7 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
         std::fs::write(&m.profile, text).unwrap();
         let out = troika(&[&["profile"][..], &SHAPE, &at].concat());
         stdout(&out);
-        String::from_utf8(out.stderr).unwrap()
+        said(&out)
     };
     let mut half: Value = serde_json::from_str(&whole).unwrap();
     half["complete"] = false.into();
@@ -137,7 +119,7 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
     runs.truncate(count / 2);
     let said = again(&half.to_string());
     assert!(said.contains(&format!("gone on with: {} runs", count / 2)), "{said}");
-    let now: Value = serde_json::from_str(&std::fs::read_to_string(&m.profile).unwrap()).unwrap();
+    let now = read_json(&m.profile);
     assert_eq!((now["runs"].as_array().unwrap().len(), &now["complete"]), (count, &true.into()));
 
     let plan = ["plan", "--device", &m.devices, "--profile", &m.profile];
@@ -147,12 +129,9 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
     // A figure of the SoC's file that is not shown to people.
     let soc = m.path("soc.toml");
     let described = std::fs::read_to_string(&soc).unwrap();
-    std::fs::write(
-        &soc,
-        described.replace("launch_us = 5.0", "launch_us = 5.0\nsubmit_us = 700.0"),
-    )
-    .unwrap();
-    let said = refused(&plan);
+    let slower = described.replace("launch_us = 5.0", "launch_us = 5.0\nsubmit_us = 700.0");
+    std::fs::write(&soc, slower).unwrap();
+    let said = refusal(&troika(&plan));
     assert!(said.contains("the profile is of another device"), "{said}");
     std::fs::write(&soc, described).unwrap();
     for (text, says) in [
@@ -162,13 +141,13 @@ fn profiles_are_gone_on_with_and_foreign_ones_refused() {
         (whole.replacen("\"version\":5", "\"version\":1", 1), "version 1, this build reads 5"),
     ] {
         std::fs::write(&m.profile, text).unwrap();
-        let said = refused(&plan);
+        let said = refusal(&troika(&plan));
         assert!(said.contains(says), "{said}");
     }
     let said = again(&other.to_string());
     assert!(said.contains("is made again: the profile is of another machine"), "{said}");
     std::fs::remove_file(&m.profile).unwrap();
-    let said = refused(&plan);
+    let said = refusal(&troika(&plan));
     assert!(said.contains("the profile") && said.contains("profile.json"), "{said}");
     let both = troika(&[&plan[..], &["--strategy", "alternate"]].concat());
     assert_eq!(both.status.code(), Some(2), "one of them decides");
@@ -194,12 +173,11 @@ fn a_complete_profile_stays_until_the_next_one_is() {
     std::fs::write(&partial, half.to_string()).unwrap();
     std::fs::write(&m.profile, &both).unwrap();
     let out = troika(&[&at[..], &SHAPE].concat());
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
     stdout(&out);
+    let said = said(&out);
     assert!(said.contains("another list of devices"), "{said}");
     assert!(said.contains(&format!("gone on with: {count} runs")), "{said}");
-    let now: Value = serde_json::from_str(&std::fs::read_to_string(&m.profile).unwrap()).unwrap();
-    assert_eq!(now["complete"], true);
+    assert_eq!(read_json(&m.profile)["complete"], true);
     assert!(!Path::new(&partial).exists());
 }
 
@@ -212,7 +190,7 @@ fn hand_overs_of_virtual_devices_are_measured() {
     let file = dir.path().join("profile.json");
     let at = ["profile", "--device", &devices, "-o", file.to_str().unwrap()];
     stdout(&troika(&[&at[..], &SHAPE].concat()));
-    let profile: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let profile = read_json(&file);
     let pair = |from: u64| {
         let all = profile["pairs"].as_array().unwrap();
         let found = all.iter().find(|p| p["from"] == from).unwrap();
@@ -239,8 +217,7 @@ fn real_devices_are_described_as_a_virtual_soc() {
     let taken = said.contains("take chunks of 64 tokens");
     let at = ["plan", "--device", devices, "-c", "64", "--profile", &file];
     let chunk = |more: &[&str]| {
-        let plan = stdout(&troika(&[&at[..], more].concat()));
-        let plan: Value = serde_json::from_str(&plan).unwrap();
+        let plan = json(&troika(&[&at[..], more].concat()));
         plan["prefill"]["chunk"].as_u64().unwrap()
     };
     assert!(chunk(&[]) <= if taken { 64 } else { 32 });
@@ -257,22 +234,19 @@ fn real_devices_are_described_as_a_virtual_soc() {
     let rate = |device: &str| {
         let at = format!("virtual:{soc}:{device}");
         let at = ["bench", "-p", "32", "-n", "0", "-r", "1", "-o", "jsonl", "--device", &at];
-        let row: Value = serde_json::from_str(&stdout(&troika(&at))).unwrap();
-        row["avg_ts"].as_f64().unwrap()
+        json(&troika(&at))["avg_ts"].as_f64().unwrap()
     };
     assert!(rate("a") > rate("b"), "{} and {}", rate("a"), rate("b"));
     let at = ["simulate", "--soc", &soc, "-m", "qwen3-moe-tiny", "-p", "32", "-n", "2", "--json"];
     for strategy in ["cpu-only", "solved"] {
-        let out = stdout(&troika(&[&at[..], &["--strategy", strategy]].concat()));
-        let said: Value = serde_json::from_str(&out).unwrap();
+        let said = json(&troika(&[&at[..], &["--strategy", strategy]].concat()));
         assert!(said["ttft_ms"].as_f64().unwrap() > 0.0, "{said}");
     }
     let at = ["bench", "-p", "24", "-n", "3", "-d", "9", "-r", "2", "--device", devices];
     let at = [&at[..], &["--strategy", "one-device,alternate", "--soc", &soc]].concat();
-    let said = stdout(&troika(&[&at[..], &["-o", "jsonl"]].concat()));
-    assert_eq!(said.lines().count(), 4, "{said}");
-    for line in said.lines() {
-        let row: Value = serde_json::from_str(line).unwrap();
+    let rows = json_lines(&troika(&[&at[..], &["-o", "jsonl"]].concat()));
+    assert_eq!(rows.len(), 4, "{rows:?}");
+    for row in rows {
         let fastest = row["samples_ns"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap());
         let error = row["predicted_ns"].as_f64().unwrap() / fastest.fold(f64::MAX, f64::min) - 1.0;
         assert!((row["prediction_error"].as_f64().unwrap() - error).abs() < 1e-9, "{row}");
@@ -281,9 +255,9 @@ fn real_devices_are_described_as_a_virtual_soc() {
     assert!(said.contains("4 predictions of ") && said.contains(" % at worst"), "{said}");
 
     let at = ["profile", "--device", &format!("virtual:{soc}:a"), "--soc-out", "x.toml"];
-    assert!(refused(&at).contains("device a is virtual already"));
+    assert!(refusal(&troika(&at)).contains("device a is virtual already"));
     let at = ["bench", "--device", "cpu", "-p", "8", "-n", "0", "-r", "1", "--soc", &soc];
-    assert!(refused(&at).contains("none of them is named \"cpu\""));
+    assert!(refusal(&troika(&at)).contains("none of them is named \"cpu\""));
 }
 
 /// A device that takes nothing of a segment is not used by plans from a profile; a note says so. Of
@@ -295,7 +269,7 @@ fn devices_that_only_multiply_are_measured() {
     let profiled = |devices: &str| {
         let at = ["profile", "--device", devices, "-c", "1024", "-o", file.to_str().unwrap()];
         let out = troika(&[&at[..], &["--synthetic", "qwen3-0.6b:Q4_0"]].concat());
-        (stdout(&out), String::from_utf8(out.stderr).unwrap())
+        (stdout(&out), said(&out))
     };
     let (_, said) = profiled(&soc(dir.path(), "only = [\"attention\"]"));
     assert!(said.contains("no segment runs as a whole on npu: plans"), "{said}");
@@ -331,8 +305,8 @@ fn predictions_beyond_what_was_measured_are_said_to_be_extrapolated() {
         let lengths = format!("{prompt},2");
         let wanted = ["--profile", file.to_str().unwrap(), "--for", &lengths];
         let out = troika(&[verb, &["--device", devices], &wanted].concat());
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8(out.stderr).unwrap()
+        stdout(&out);
+        said(&out)
     };
     let said = |verb: &[&str], prompt: &str| said_of(&real, verb, prompt);
     assert_eq!(said_of(&modelled, &["plan", "--explain"], "31"), "");
@@ -359,15 +333,14 @@ fn lengths_beyond_the_context_are_refused() {
             "leaves 0 of the context of 1024 tokens, and 60 are to be generated; take a shorter prompt",
         ),
     ] {
-        let said = refused(&[&at[..], &SHAPE, &["--for", lengths]].concat());
+        let said = refusal(&troika(&[&at[..], &SHAPE, &["--for", lengths]].concat()));
         assert!(said.contains(says), "{said}");
     }
-    let said = troika(&[&at[..], &SHAPE, &["--for", "512,many"]].concat()).stderr;
-    assert!(String::from_utf8_lossy(&said).contains("is no number of tokens"), "{said:?}");
+    let said = said(&troika(&[&at[..], &SHAPE, &["--for", "512,many"]].concat()));
+    assert!(said.contains("is no number of tokens"), "{said}");
     // Without them, as many as fit.
     let small = ["plan", "--device", &m.devices, "--profile", &m.profile, "-c", "300"];
-    let plan: Value =
-        serde_json::from_str(&stdout(&troika(&[&small[..], &SHAPE].concat()))).unwrap();
+    let plan = json(&troika(&[&small[..], &SHAPE].concat()));
     assert_eq!([&plan["predicted"]["prompt"], &plan["predicted"]["generate"]], [300, 0]);
 }
 
@@ -378,24 +351,19 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     let dir = tempfile::tempdir().unwrap();
     let devices = soc(dir.path(), "");
     let cache = dir.path().join("cache");
-    let run = |command: &str, more: &[&str]| {
-        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-        c.env("XDG_CACHE_HOME", &cache).env("HOME", dir.path()).stdin(Stdio::null());
-        c.args([&[command][..], &SHAPE, &["--device", &devices], more].concat()).output().unwrap()
+    let run = |verb: &str, more: &[&str]| {
+        let mut c = command(&[&[verb][..], &SHAPE, &["--device", &devices], more].concat());
+        c.env("XDG_CACHE_HOME", &cache).env("HOME", dir.path()).output().unwrap()
     };
-    let said = |out: &Output| String::from_utf8(out.stderr.clone()).unwrap();
-    let plan = |more: &[&str]| -> Value {
+    let plan = |more: &[&str]| {
         let out = run("plan", more);
         assert_eq!(said(&out), "", "{more:?}");
-        serde_json::from_str(&stdout(&out)).unwrap()
+        json(&out)
     };
     assert_eq!(plan(&[])["strategy"], "one-device");
     let none = run("plan", &["--profile"]);
-    assert!(
-        !none.status.success() && said(&none).contains("run troika profile first"),
-        "{}",
-        said(&none)
-    );
+    let why = said(&none);
+    assert!(!none.status.success() && why.contains("run troika profile first"), "{why}");
 
     let out = run("profile", &[]);
     stdout(&out);
@@ -412,9 +380,7 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
     let rows = |more: &[&str]| {
         let out =
             run("bench", &[&["-p", "64", "-n", "0", "-r", "1", "-o", "jsonl"][..], more].concat());
-        let rows: Vec<Value> =
-            stdout(&out).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-        rows[0].clone()
+        json_lines(&out)[0].clone()
     };
     assert_eq!(rows(&[])["strategy"], "one-device");
     assert_eq!(rows(&["--profile"])["strategy"], found["strategy"]);
@@ -433,8 +399,7 @@ fn profiles_are_kept_for_a_model_and_its_devices() {
         std::fs::write(file, damaged).unwrap();
         let out = run("plan", &[]);
         assert!(said(&out).starts_with("warning: no profile is used: "), "{}", said(&out));
-        let plan: Value = serde_json::from_str(&stdout(&out)).unwrap();
-        assert_eq!(plan["strategy"], "one-device");
+        assert_eq!(json(&out)["strategy"], "one-device");
     }
 }
 
@@ -455,12 +420,8 @@ fn profiles_replace_nothing_but_profiles() {
     let notes = dir.path().join("notes.txt");
     std::fs::write(&notes, "buy milk\n").unwrap();
     let out = profile(&notes);
-    let said = String::from_utf8(out.stderr).unwrap();
-    assert!(
-        !out.status.success()
-            && said.contains("notes.txt would replace a file that troika did not write"),
-        "{said}"
-    );
+    let (said, why) = (said(&out), "notes.txt would replace a file that troika did not write");
+    assert!(!out.status.success() && said.contains(why), "{said}");
     assert_eq!(std::fs::read_to_string(&notes).unwrap(), "buy milk\n");
 }
 
@@ -469,15 +430,14 @@ fn profiles_replace_nothing_but_profiles() {
 fn profiles_need_a_home() {
     let dir = tempfile::tempdir().unwrap();
     let devices = soc(dir.path(), "");
-    for command in [&["profile"][..], &["plan", "--profile"], &["plan"]] {
-        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    for verb in [&["profile"][..], &["plan", "--profile"], &["plan"]] {
+        let mut c = command(&[verb, &SHAPE, &["--device", &devices]].concat());
         for name in ["HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"] {
             c.env_remove(name);
         }
-        c.args([command, &SHAPE, &["--device", &devices]].concat()).current_dir(dir.path());
-        let out = c.stdin(Stdio::null()).output().unwrap();
-        let said = String::from_utf8(out.stderr).unwrap();
-        assert_eq!(out.status.success(), command == ["plan"], "{said}");
+        let out = c.current_dir(dir.path()).output().unwrap();
+        let said = said(&out);
+        assert_eq!(out.status.success(), verb == ["plan"], "{said}");
         assert!(out.status.success() || said.contains("name a file"), "{said}");
         assert!(!dir.path().join("profiles").exists());
     }
@@ -494,6 +454,6 @@ fn plans_over_the_limit_are_refused() {
     let small = tempfile::tempdir().unwrap();
     let devices = soc(small.path(), "max_resident_bytes = 1000000");
     let at = ["bench", "--device", &devices, "-p", "8", "-n", "1", "-r", "1", "--plan", file];
-    let said = refused(&[&at[..], &SHAPE].concat());
+    let said = refusal(&troika(&[&at[..], &SHAPE].concat()));
     assert!(said.contains("of weights are resident, of at most 1000000"), "{said}");
 }

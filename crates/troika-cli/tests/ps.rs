@@ -2,30 +2,23 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Write};
+mod common;
+
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+
+use common::{answering, command, said};
 
 /// What the command says of a place where something answers with a text, or nothing listens.
 fn refused(answer: Option<&'static str>, args: &[&str]) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port().to_string();
-    if let Some(answer) = answer {
-        std::thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                let lines = BufReader::new(stream.try_clone().unwrap()).lines();
-                lines.map_while(Result::ok).take_while(|line| !line.is_empty()).for_each(drop);
-                let _gone = stream.write_all(answer.as_bytes());
-            }
-        });
-    } else {
-        drop(listener);
-    }
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
+    let port = answer.map_or_else(
+        || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string(),
+        |answer| answering(answer.into()),
+    );
+    let mut c = command(&["ps", "--port", &port]);
     // A proxy would not reach this machine.
     c.env_remove("TROIKA_API_KEY").env("http_proxy", "http://127.0.0.1:9");
-    let out = c.args(["ps", "--port", &port]).args(args).stdin(Stdio::null()).output().unwrap();
-    let text = String::from_utf8(out.stderr).unwrap();
+    let out = c.args(args).output().unwrap();
+    let text = said(&out);
     assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     text.replace(&port, "PORT")

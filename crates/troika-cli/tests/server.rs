@@ -3,17 +3,17 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-#[cfg(unix)]
-#[path = "common/ctrl_c.rs"]
-mod ctrl_c;
+mod common;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use common::{in_root, installed, root, said};
 
 /// A running server.
 struct Server {
@@ -31,19 +31,24 @@ impl Drop for Server {
 }
 
 fn command(args: &[&str]) -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.arg("serve").args(args).stdin(Stdio::null()).env_remove("TROIKA_API_KEY");
+    let mut c = common::command(&["serve"]);
+    c.args(args).env_remove("TROIKA_API_KEY");
     c
 }
 
 impl Server {
     fn start(args: &[&str]) -> Server {
-        let mut child = command(args).args(["--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
+        Server::at("0", args)
+    }
+
+    fn at(port: &str, args: &[&str]) -> Server {
+        let mut command = command(args);
+        let mut child = command.args(["--port", port]).stderr(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stderr.take().unwrap());
         let address = loop {
             let mut line = String::new();
             assert!(said.read_line(&mut line).unwrap() > 0, "it ended before it listened");
-            if let Some(rest) = line.split("http://").nth(1) {
+            if let Some(rest) = line.split("listening at http://").nth(1) {
                 break rest.split(' ').next().unwrap().to_string();
             }
         };
@@ -54,12 +59,13 @@ impl Server {
         format!("http://{}", self.address)
     }
 
+    fn port(&self) -> &str {
+        self.address.rsplit(':').next().unwrap()
+    }
+
     /// Sends a request, and returns all that comes until the connection is closed.
     fn ask(&self, head: &str, body: &str) -> String {
-        let mut stream = self.send(head, body);
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        std::io::read_to_string(self.send(head, body)).unwrap()
     }
 
     fn send(&self, head: &str, body: &str) -> TcpStream {
@@ -72,6 +78,17 @@ impl Server {
         stream
     }
 
+    /// Asks for a text that streams, and reads until that has begun.
+    #[cfg(unix)]
+    fn begin(&self, tokens: usize) -> (BufReader<TcpStream>, String) {
+        let mut answer = BufReader::new(self.send(COMPLETE, &completion(tokens)));
+        let mut read = String::new();
+        while !read.contains("data: ") {
+            assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
+        }
+        (answer, read)
+    }
+
     #[cfg(unix)]
     fn terminate(&self) {
         let id = self.child.id().to_string();
@@ -80,8 +97,7 @@ impl Server {
 
     /// Waits for its end. Returns the rest of what it said, and the exit code.
     fn ended(mut self) -> (String, Option<i32>) {
-        let mut rest = String::new();
-        self.said.read_to_string(&mut rest).unwrap();
+        let rest = std::io::read_to_string(&mut self.said).unwrap();
         (rest, self.child.wait().unwrap().code())
     }
 }
@@ -95,23 +111,12 @@ fn completion(tokens: usize) -> String {
     )
 }
 
-/// The folder that `.ci/NAME` fills; what is there stays.
-fn installed(name: &str) -> PathBuf {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let place = root.join("target").join(name);
-    let installed = Command::new(root.join(".ci").join(name)).arg(&place).status();
-    assert!(installed.unwrap().success());
-    place.canonicalize().unwrap()
-}
-
 /// Runs a script of `tests/clients`, which prints a line for each of its checks.
 fn script(environment: &Path, name: &str, args: &[&str]) {
     // One after the other: each has the machine to itself, as a person would.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/clients");
+    let dir = root().join("tests/clients");
     let mut script = Command::new(environment.join("bin/python"));
     let ran = script.current_dir(dir).arg(name).args(args).env("PYTHONDONTWRITEBYTECODE", "1");
     let Output { status, stdout, stderr } = ran.output().unwrap();
@@ -145,15 +150,14 @@ fn the_page_works_in_a_browser() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("broken.gguf");
     std::fs::write(&file, "no model").unwrap();
-    let good = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-moe");
-    let broken = Server::start(&[good, file.to_str().unwrap()]);
+    let broken = Server::start(&[&in_root("models/tiny-moe"), file.to_str().unwrap()]);
     script(&environment, "page.py", &[&server.url(), browser, &broken.url()]);
 }
 
 #[test]
 fn what_cannot_be_served_is_said_at_once() {
     let taken = Server::start(&[]);
-    let port = taken.address.rsplit(':').next().unwrap();
+    let port = taken.port();
     let dir = tempfile::tempdir().unwrap();
     let (folder, keys) = (dir.path().to_str().unwrap(), dir.path().join("keys"));
     std::fs::write(&keys, "\n \n").unwrap();
@@ -175,9 +179,9 @@ fn what_cannot_be_served_is_said_at_once() {
         (vec!["there/is/no.gguf"], 1, "no.gguf"),
         (vec!["--timeout", "soon"], 2, "no number of seconds"),
     ] {
-        let Output { status, stderr, .. } = command(&args).output().unwrap();
-        let said = String::from_utf8(stderr).unwrap();
-        assert_eq!(status.code(), Some(code), "{args:?}: {said}");
+        let out = command(&args).output().unwrap();
+        let said = said(&out);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
         assert!(said.contains(says), "{args:?}: {said}");
     }
 }
@@ -206,15 +210,15 @@ fn keys_are_asked_for() {
     let well = answer.starts_with("HTTP/1.1 200");
     assert!(well || answer.starts_with("HTTP/1.1 503"), "{answer}");
     // `troika ps` finds its key where the server finds its keys, as in a container's health check.
-    let port = server.address.rsplit(':').next().unwrap();
+    let port = server.port();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("keys");
     std::fs::write(&file, "\nsecond\nfirst\n").unwrap();
     for (variable, value) in
         [("TROIKA_API_KEY", OsStr::new("first,second")), ("TROIKA_API_KEY_FILE", file.as_os_str())]
     {
-        let mut ps = Command::new(env!("CARGO_BIN_EXE_troika"));
-        let out = ps.args(["ps", "--port", port]).env(variable, value).output().unwrap();
+        let mut ps = common::command(&["ps", "--port", port]);
+        let out = ps.env(variable, value).output().unwrap();
         assert!(out.status.success(), "{variable}: {out:?}");
     }
 }
@@ -271,8 +275,7 @@ fn a_model_has_its_names() {
 /// Several models are asked by their names alone.
 #[test]
 fn one_of_several_models_is_named() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let [one, two] = ["qwen3", "qwen2.5"].map(|name| root.join(name).to_str().unwrap().to_owned());
+    let [one, two] = ["qwen3", "qwen2.5"].map(|name| in_root(&format!("tests/golden/{name}")));
     let server = Server::start(&[&one, &two, "--alias", "one,two"]);
     let unknown = server.ask(COMPLETE, &named("gpt-9"));
     assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("one, two"), "{unknown}");
@@ -286,7 +289,7 @@ fn one_of_several_models_is_named() {
 /// fill more than both may take.
 #[test]
 fn two_models_that_fit_stay_open() {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe");
+    let model = root().join("models/tiny-moe");
     let dir = tempfile::tempdir().unwrap();
     let two = dir.path().join("two");
     std::fs::create_dir(&two).unwrap();
@@ -308,7 +311,7 @@ fn two_models_that_fit_stay_open() {
 fn odd_budgets_of_memory_are_refused_or_work() {
     for flag in ["--kv-size", "--memory"] {
         let refused = command(&[flag, "0"]).output().unwrap();
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let said = said(&refused);
         assert_eq!(refused.status.code(), Some(2), "{said}");
         assert!(said.contains(&format!("invalid value '0' for '{flag}")), "{said}");
         for most in ["1", "1099511627776"] {
@@ -338,11 +341,7 @@ fn what_is_left_out_is_logged() {
 #[test]
 fn a_server_that_is_told_to_stop_lets_answers_end() {
     let server = Server::start(&[]);
-    let mut answer = BufReader::new(server.send(COMPLETE, &completion(200)));
-    let mut read = String::new();
-    while !read.contains("data: ") {
-        assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
-    }
+    let (mut answer, mut read) = server.begin(200);
     server.terminate();
     answer.read_to_string(&mut read).unwrap();
     assert!(read.contains("data: [DONE]"), "{read}");
@@ -354,14 +353,10 @@ fn a_server_that_is_told_to_stop_lets_answers_end() {
 #[cfg(unix)]
 #[test]
 fn answers_that_are_cut_off_are_counted() {
-    ctrl_c::ends_commands();
+    common::ctrl_c::ends_commands();
     let server = Server::start(&["--grace", "0"]);
-    let mut answer = BufReader::new(server.send(COMPLETE, &completion(1000)));
-    let mut read = String::new();
-    while !read.contains("data: ") {
-        assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
-    }
-    ctrl_c::press(&server.child);
+    let (mut answer, mut read) = server.begin(1000);
+    common::ctrl_c::press(&server.child);
     let (said, code) = server.ended();
     assert!(said.contains("answers that were cut off: 1"), "{said}");
     assert_eq!(code, Some(130));
@@ -375,23 +370,15 @@ fn answers_that_are_cut_off_are_counted() {
 #[test]
 fn a_killed_server_starts_again() {
     let mut server = Server::start(&[]);
-    let mut answer = BufReader::new(server.send(COMPLETE, &completion(1000)));
-    let mut read = String::new();
-    while !read.contains("data: ") {
-        assert!(answer.read_line(&mut read).unwrap() > 0, "{read}");
-    }
-    let port = server.address.rsplit(':').next().unwrap().to_string();
+    let (mut answer, mut read) = server.begin(1000);
+    let port = server.port().to_string();
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let _ = answer.read_to_string(&mut read);
     assert!(!read.contains("[DONE]"), "{read}");
-    // At the same port, which the second flag asks for: the last one counts.
-    let mut child = command(&["--port", &port]).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    said.read_line(&mut line).unwrap();
-    assert!(line.contains("listening at"), "{line}");
-    let server = Server { child, address: format!("127.0.0.1:{port}"), said };
+    // At the same port.
+    let server = Server::at(&port, &[]);
+    assert_eq!(server.address, format!("127.0.0.1:{port}"));
     let answer = server.ask(COMPLETE, &completion(3));
     assert!(answer.contains("data: [DONE]"), "{answer}");
 }
@@ -504,14 +491,8 @@ fn one_key_does_not_keep_others_out() {
         let (status, answer) = post(&server, "/v1/completions", "b", small);
         assert_eq!(status, 200, "{answer}");
     }
-    let answers: Vec<String> = streams
-        .into_iter()
-        .map(|mut stream| {
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            answer
-        })
-        .collect();
+    let read = |stream: TcpStream| std::io::read_to_string(stream).unwrap();
+    let answers: Vec<String> = streams.into_iter().map(read).collect();
     let count = |code: &str| answers.iter().filter(|a| a.starts_with(code)).count();
     assert_eq!(count("HTTP/1.1 200") + count("HTTP/1.1 429"), 12, "{answers:?}");
     assert!(count("HTTP/1.1 200") >= 4 && count("HTTP/1.1 429") >= 7, "{answers:?}");

@@ -2,19 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output, Stdio};
+mod common;
 
 use serde_json::Value;
 
-fn troika(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).stdin(Stdio::null()).output().unwrap()
-}
+use common::{in_root, read_json, root, said, stdout, troika};
 
 fn json(args: &[&str]) -> Value {
-    let out = troika(args);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    serde_json::from_slice(&out.stdout).unwrap()
+    common::json(&troika(args))
 }
 
 fn simulated(strategy: &str, prompt: &str) -> Value {
@@ -35,7 +30,7 @@ fn ended(args: &[&str], code: i32) -> String {
     let out = troika(args);
     assert_eq!(out.status.code(), Some(code), "{args:?}");
     assert!(out.stdout.is_empty());
-    let e = String::from_utf8(out.stderr).unwrap();
+    let e = said(&out);
     assert!(!e.contains("panicked"), "{e}");
     e
 }
@@ -59,10 +54,9 @@ fn frames_are_drawn_on_an_idle_gpu() {
 /// Some models have layers that differ from the others, for instance without rotary positions.
 #[test]
 fn layers_that_are_unlike_others_are_placed_by_themselves() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    let config = root.join("tests/golden/smollm3/config.json");
+    let config = in_root("tests/golden/smollm3/config.json");
     for strategy in ["hetero-tensor", "activation-centric", "solved"] {
-        let at = ["simulate", "-m", config.to_str().unwrap(), "-p", "40", "-n", "3", "--json"];
+        let at = ["simulate", "-m", &config, "-p", "40", "-n", "3", "--json"];
         let f = json(&[&at[..], &["--strategy", strategy]].concat());
         assert!(f["ttft_ms"].as_f64().unwrap() > 0.0, "{strategy}: {f}");
     }
@@ -104,8 +98,7 @@ fn every_strategy_gives_all_figures_and_the_same_ones_again() {
 #[test]
 fn preparing_takes_energy() {
     let dir = tempfile::tempdir().unwrap();
-    let phone = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
-    let phone = std::fs::read_to_string(phone).unwrap();
+    let phone = std::fs::read_to_string(root().join("socs/sd8gen3-fp16.toml")).unwrap();
     let slow = dir.path().join("slow.toml").to_str().unwrap().to_string();
     let slower = phone.replace("compile_us = { value = 38000.0", "compile_us = { value = 76000.0");
     std::fs::write(&slow, slower).unwrap();
@@ -119,10 +112,7 @@ fn preparing_takes_energy() {
     assert!(prepare > 100.0 && (ttft - prepare).abs() < 1e-6, "{once:?} {twice:?}");
     // The rest takes 1.2 W, two idle processors 0.1 W each, and the CPU, which makes the code, 6 W.
     assert!((energy - prepare * 1e-3 * 7.4).abs() < 1e-6, "{once:?} {twice:?}");
-    let table = |strategy| {
-        let out = troika(&[&args[..], &["--strategy", strategy]].concat());
-        String::from_utf8(out.stdout).unwrap()
-    };
+    let table = |strategy| stdout(&troika(&[&args[..], &["--strategy", strategy]].concat()));
     let line = format!("| of it, making code | {:.2} ms |", once[0]);
     assert!(table("online-prepare").contains(&line), "{line}");
     assert!(!table("padding").contains("making code"));
@@ -133,14 +123,13 @@ fn preparing_takes_energy() {
 #[test]
 fn watts_are_those_of_each_phase() {
     let dir = tempfile::tempdir().unwrap();
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../socs/sd8gen3-fp16.toml");
     let steady = "power = { idle_w = 0.5, busy_w = 0.5, stream_w = 0.5 }";
     let line = |line: &str| match line {
         l if l.starts_with("power = ") => steady.to_string(),
         l if l.starts_with("pj_per_byte = ") => "pj_per_byte = 1e-9".into(),
         l => l.into(),
     };
-    let text = std::fs::read_to_string(file).unwrap();
+    let text = std::fs::read_to_string(root().join("socs/sd8gen3-fp16.toml")).unwrap();
     let phone = dir.path().join("phone.toml").to_str().unwrap().to_string();
     std::fs::write(&phone, text.lines().map(line).collect::<Vec<_>>().join("\n")).unwrap();
     const WATTS: f64 = 1.2 + 3.0 * 0.5;
@@ -152,7 +141,7 @@ fn watts_are_those_of_each_phase() {
     assert!(near(of("prefill_j"), WATTS * of("ttft_ms") * 1e-3), "{f}");
     assert!(near(of("decode_j"), WATTS * 4.0 * of("tpot_ms") * 1e-3), "{f}");
     assert!(near(of("energy_j"), of("prefill_j") + of("decode_j")), "{f}");
-    let table = String::from_utf8(troika(&at).stdout).unwrap();
+    let table = stdout(&troika(&at));
     let joules = of("prefill_j");
     let line = format!("| of it, prefill | {joules:.2} J, 2.70 W, {:.2} mJ/token |", joules / 0.14);
     // The CPU has nothing to do here.
@@ -294,15 +283,11 @@ fn a_config_file_a_trace_and_a_plan() {
     let small = json(&[&args[..], &["-m", &model]].concat());
     let large = json(&[&args[..], &["-m", &typed]].concat());
     assert!(large["peak_bytes"].as_u64().unwrap() > small["peak_bytes"].as_u64().unwrap());
-    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
-    assert!(trace.to_string().contains("layer 1 ffn"));
-    let read = |plan: &str| -> Value {
-        serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap()
-    };
-    assert_eq!(read(&plan)["strategy"], "hetero-tensor");
+    assert!(read_json(&trace).to_string().contains("layer 1 ffn"));
+    assert_eq!(read_json(&plan)["strategy"], "hetero-tensor");
     // The solver prices plans by the same file.
     let solved = json(&[&args[..], &["-m", &model, "--strategy", "solved"]].concat());
-    let predicted = read(&plan)["predicted"]["ttft_us"].as_f64().unwrap() * 1e-3;
+    let predicted = read_json(&plan)["predicted"]["ttft_us"].as_f64().unwrap() * 1e-3;
     let ttft = solved["ttft_ms"].as_f64().unwrap();
     assert!((predicted - ttft).abs() < 1e-7, "predicted {predicted}, came out {ttft}");
     // The written plan runs as it did.
@@ -379,7 +364,7 @@ fn what_cannot_be_simulated_is_told_in_a_sentence() {
     assert!(e.contains("asks for a type random weights do not have"), "{e}");
     let out =
         troika(&["simulate", "-m", "llama-3-8b", "--soc", &only_cpu, "--strategy", "cpu-only"]);
-    assert!(String::from_utf8_lossy(&out.stdout).contains("| energy | not known |"));
+    assert!(stdout(&out).contains("| energy | not known |"));
 }
 
 #[test]
@@ -412,13 +397,13 @@ fn targets_are_made_again_and_reported() {
 fn hand_overs_are_measured_where_they_are_asked_for() {
     let args = ["reproduce", "H32", "--json"];
     if troika::usable_cores().len() < 2 {
-        assert!(String::from_utf8_lossy(&troika(&args).stderr).contains("two cores are needed"));
+        assert!(said(&troika(&args)).contains("two cores are needed"));
         return;
     }
     let all = json(&args);
     let ours = all[0]["ours"].as_str().unwrap();
-    for said in ["p50 ", "spinning: p50 ", "sleeping until woken: p50 "] {
-        assert!(ours.contains(said), "{ours}");
+    for part in ["p50 ", "spinning: p50 ", "sleeping until woken: p50 "] {
+        assert!(ours.contains(part), "{ours}");
     }
 }
 
