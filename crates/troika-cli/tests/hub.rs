@@ -4,136 +4,31 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
+use common::hub::{Answers, Files, Hub};
+use common::{json, read_json, root, said, stdout};
+
 const NAME: &str = "m-Q4_0.gguf";
 
-/// What a hub does with a request for more than a byte.
-#[derive(Clone, Copy, PartialEq)]
-enum Answers {
-    /// It sends the range.
-    Range,
-    /// It sends everything.
-    Whole,
-    /// This status, where a range is asked for.
-    Status(u16),
-    /// A page.
-    Page,
-}
-
-/// A hub with one model, `o/n`.
-#[derive(Clone)]
-struct Hub {
-    address: String,
-    /// Its files, by name.
-    files: Arc<Vec<(String, Vec<u8>)>>,
-    log: Arc<Mutex<Vec<String>>>,
-    /// Number of lists to answer; then the Hub refuses.
-    lists: Arc<Mutex<usize>>,
-    /// Bytes of the next body before the connection stalls.
-    stall: Arc<Mutex<Option<usize>>>,
-    answers: Answers,
-}
-
+/// Hubs that answer with one list.
 impl Hub {
     /// A hub whose model is one file.
     fn start() -> Hub {
         Hub::of(vec![(NAME.to_string(), std::fs::read(model()).unwrap())])
     }
 
-    fn of(files: Vec<(String, Vec<u8>)>) -> Hub {
+    fn of(files: Files) -> Hub {
         Hub::that(Answers::Range, files)
     }
 
-    fn that(answers: Answers, files: Vec<(String, Vec<u8>)>) -> Hub {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let hub = Hub {
-            address: format!("http://{}", listener.local_addr().unwrap()),
-            files: Arc::new(files),
-            log: Arc::default(),
-            lists: Arc::new(Mutex::new(1)),
-            stall: Arc::default(),
-            answers,
-        };
-        let serving = hub.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let hub = serving.clone();
-                std::thread::spawn(move || drop(hub.serve(stream)));
-            }
-        });
+    fn that(answers: Answers, files: Files) -> Hub {
+        let hub = Hub::open(answers, files);
+        *hub.lists.lock().unwrap() = 1;
         hub
-    }
-
-    fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        let (mut path, mut range) = (String::new(), String::new());
-        for line in BufReader::new(&stream).lines() {
-            let line = line?;
-            if path.is_empty() {
-                path = line.split(' ').nth(1).unwrap().to_string();
-            } else if let Some(value) = line.to_lowercase().strip_prefix("range: bytes=") {
-                range = value.to_string();
-            } else if line.is_empty() {
-                break;
-            }
-        }
-        self.log.lock().unwrap().push(format!("{path} {range}"));
-        let end = "connection: close\r\n\r\n";
-        if path.starts_with("/api/") {
-            let mut left = self.lists.lock().unwrap();
-            if *left == 0 {
-                return write!(stream, "HTTP/1.1 403 No\r\ncontent-length: 0\r\n{end}");
-            }
-            *left -= 1;
-            let file = |(name, body): &(String, Vec<u8>)| {
-                format!("{{\"rfilename\":\"{name}\",\"size\":{}}}", body.len())
-            };
-            let files = self.files.iter().map(file).collect::<Vec<_>>().join(",");
-            let list = format!("{{\"sha\":\"{SHA}\",\"siblings\":[{files}]}}");
-            let length = list.len();
-            return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{end}{list}");
-        }
-        let (_, body) = self.files.iter().find(|(name, _)| path.ends_with(name)).unwrap();
-        let total = body.len();
-        let (from, to) = range.split_once('-').unwrap_or(("0", ""));
-        let from: usize = from.parse().unwrap();
-        let to = to.parse().map_or(total, |last: usize| last + 1);
-        let head = format!("etag: \"of-{total}\"\r\nx-repo-commit: {SHA}\r\n");
-        match self.answers {
-            _ if to - from == 1 => {}
-            Answers::Whole => {
-                write!(stream, "HTTP/1.1 200 OK\r\n{head}content-length: {total}\r\n{end}")?;
-                return stream.write_all(body);
-            }
-            Answers::Status(status) if !range.is_empty() => {
-                return write!(stream, "HTTP/1.1 {status} No\r\ncontent-length: 0\r\n{end}");
-            }
-            Answers::Page => {
-                return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n{end}<html>");
-            }
-            _ => {}
-        }
-        write!(
-            stream,
-            "HTTP/1.1 206 OK\r\n{head}content-range: bytes {from}-{}/{total}\r\ncontent-length: {}\r\n{end}",
-            to - 1,
-            to - from
-        )?;
-        let stall = if to - from > 1 { self.stall.lock().unwrap().take() } else { None };
-        stream.write_all(&body[from..stall.map_or(to, |n| from + n)])?;
-        stream.flush()?;
-        if stall.is_some() {
-            std::thread::sleep(Duration::from_secs(60));
-        }
-        Ok(())
     }
 
     fn command(&self, home: &Path, args: &[&str]) -> Command {
@@ -148,7 +43,7 @@ impl Hub {
 
 /// A small model.
 fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-q4_0.gguf")
+    root().join("tests/gguf/llama-q4_0.gguf")
 }
 
 const RUN: [&str; 8] = ["run", "o/n", "--prompt-ids", "5,6", "-n", "2", "--json", "--ignore-eos"];
@@ -160,12 +55,11 @@ fn a_model_is_looked_up_once() {
     for args in [&RUN[..], &["bench", "-m", "o/n", "-p", "4", "-n", "1", "-r", "1", "-t", "1,2"]] {
         let hub = Hub::start();
         let out = hub.command(home.path(), args).output().unwrap();
-        let text = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(out.status.success(), "{text}");
+        stdout(&out);
         let lists = hub.log.lock().unwrap().iter().filter(|l| l.starts_with("/api/")).count();
         assert_eq!(lists, 1);
         if args == RUN {
-            let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+            let json = json(&out);
             assert!(json["model"].as_str().unwrap().ends_with(NAME), "{json}");
             assert_eq!(json["generated_tokens"], 2);
         }
@@ -179,23 +73,23 @@ fn ctrl_c_in_a_download_leaves_what_arrived() {
     const ARRIVED: usize = 100_000;
     let (hub, home) = (Hub::start(), tempfile::tempdir().unwrap());
     *hub.stall.lock().unwrap() = Some(ARRIVED);
-    let total = std::fs::metadata(model()).unwrap().len() as usize;
-    assert!(total > ARRIVED);
+    let whole = std::fs::read(model()).unwrap();
+    assert!(whole.len() > ARRIVED);
     let mut child = common::started(&mut hub.command(home.path(), &RUN));
     let blobs = home.path().join("hub/models--o--n/blobs");
-    let part = blobs.join(format!("of-{total}.part"));
-    let start = Instant::now();
+    let blob = common::hub::etag(&whole);
+    let part = blobs.join(format!("{blob}.part"));
+    let start = std::time::Instant::now();
     while part.metadata().map_or(0, |meta| meta.len()) < ARRIVED as u64 {
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing arrived");
-        std::thread::sleep(Duration::from_millis(20));
+        assert!(start.elapsed().as_secs() < 60, "nothing arrived");
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
     common::ctrl_c::press(&child);
     assert!(!child.wait().unwrap().success());
-    assert!(part.exists() && !blobs.join(format!("of-{total}")).exists());
+    assert!(part.exists() && !blobs.join(blob).exists());
     *hub.lists.lock().unwrap() = 1;
     hub.log.lock().unwrap().clear();
-    let out = hub.command(home.path(), &RUN).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    stdout(&hub.command(home.path(), &RUN).output().unwrap());
     let log = hub.log.lock().unwrap();
     assert!(log.last().unwrap().ends_with(&format!(" {ARRIVED}-")), "{log:?}");
 }
@@ -211,8 +105,7 @@ fn safetensors(config: &str) -> Hub {
 /// 18 GB, and then a refusal, would be too late.
 #[test]
 fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
-    let llama = std::fs::read_to_string(model().with_file_name("../golden/llama-3.2/config.json"));
-    let llama: Value = serde_json::from_str(&llama.unwrap()).unwrap();
+    let llama = read_json(root().join("tests/golden/llama-3.2/config.json"));
     let with = |key: &str, value: Value| {
         let mut config = llama.clone();
         config[key] = value;
@@ -232,7 +125,7 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
             let (hub, home) = (safetensors(&config), tempfile::tempdir().unwrap());
             *hub.lists.lock().unwrap() = 2;
             let out = hub.command(home.path(), args).output().unwrap();
-            let text = String::from_utf8_lossy(&out.stderr).into_owned();
+            let text = said(&out);
             assert_eq!(out.status.code(), Some(1), "{text}");
             assert!(text.lines().last().unwrap().contains(says), "{text}");
             let log = hub.log.lock().unwrap();
@@ -244,7 +137,7 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
     let (hub, home) = (safetensors(&llama.to_string()), tempfile::tempdir().unwrap());
     *hub.lists.lock().unwrap() = 2;
     let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
-    let text = String::from_utf8_lossy(&out.stderr);
+    let text = said(&out);
     assert!(out.status.success(), "{text}");
     assert!(text.contains("o/n: llama in float32, "), "{text}");
     assert!(hub.log.lock().unwrap().iter().any(|line| line.contains("safetensors")));
@@ -265,7 +158,7 @@ fn a_gguf_file_is_looked_at_by_its_header() {
     let home = tempfile::tempdir().unwrap();
     let hub = Hub::of(vec![(NAME.to_string(), gguf("kimik", 12 << 20))]);
     let out = hub.command(home.path(), &RUN).output().unwrap();
-    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    let text = said(&out);
     assert_eq!(out.status.code(), Some(1), "{text}");
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("troika: o/n: its GGUF file") && last.contains("kimik"), "{text}");
@@ -275,7 +168,7 @@ fn a_gguf_file_is_looked_at_by_its_header() {
     let home = tempfile::tempdir().unwrap();
     let hub = Hub::of(vec![(NAME.to_string(), gguf("llama", 12 << 20))]);
     let out = hub.command(home.path(), &RUN).output().unwrap();
-    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    let text = said(&out);
     assert!(out.status.success(), "{text}");
     let line = text.lines().find(|line| line.starts_with("o/n: ")).unwrap();
     assert!(line.contains("llama in Q4_0, ") && line.contains("it runs on "), "{text}");
@@ -293,25 +186,23 @@ fn a_repository_with_several_models_is_listed() {
     let hub = Hub::of(files());
     *hub.lists.lock().unwrap() = usize::MAX;
     let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
-    let (list, text) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{text}");
+    let (list, text) = (stdout(&out), said(&out));
     let rows: Vec<&str> = list.lines().map(|line| line.split("  ").next().unwrap()).collect();
     assert_eq!(rows, ["MODEL", "o/n:Q4_0", "o/n:Q8_0", "o/n:BF16"]);
     assert!(list.lines().skip(1).all(|line| line.ends_with(" fits")), "{list}");
     assert!(text.contains("o/n:Q8_0: llama in Q4_0, "), "{text}");
     assert!(text.ends_with("troika pull o/n:Q8_0 fetches one; troika pull -y o/n this one\n"));
-    let out = hub.command(home.path(), &["pull", "--json", "o/n"]).output().unwrap();
-    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let json = json(&hub.command(home.path(), &["pull", "--json", "o/n"]).output().unwrap());
     let offers = json[0]["offers"].as_array().unwrap();
     assert_eq!((offers.len(), &offers[1]["verdict"]), (3, &Value::from("fits")));
     assert_eq!(json[0]["best"], "o/n:Q8_0");
 
     let out = hub.command(home.path(), &["pull", "-y", "o/n"]).output().unwrap();
-    let said = String::from_utf8_lossy(&out.stdout);
+    let said = stdout(&out);
     assert!(said.starts_with("o/n:Q8_0 is fetched: "), "{said}");
     // A file that is named is not chosen again.
     let out = hub.command(home.path(), &["pull", "o/n:BF16"]).output().unwrap();
-    let said = String::from_utf8_lossy(&out.stdout);
+    let said = stdout(&out);
     assert!(said.starts_with("o/n:BF16 is fetched: "), "{said}");
 }
 
@@ -342,7 +233,7 @@ fn odd_answers_to_ranges_end_in_an_answer_or_a_sentence() {
         let home = tempfile::tempdir().unwrap();
         let hub = Hub::that(answers, vec![(NAME.to_string(), file)]);
         let out = hub.command(home.path(), &RUN).output().unwrap();
-        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        let text = said(&out);
         let (code, says) = says.map_or_else(|says| (1, says), |says| (0, says));
         assert_eq!(out.status.code(), Some(code), "{text}");
         assert!(text.contains(says), "{says}: {text}");
@@ -359,8 +250,7 @@ fn a_repository_with_two_hundred_files_is_listed() {
     let hub = Hub::of((0..200).map(named).collect());
     *hub.lists.lock().unwrap() = 2;
     let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
-    let (list, text) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{text}");
+    let (list, text) = (stdout(&out), said(&out));
     assert_eq!(list.lines().filter(|line| line.starts_with("o/n:")).count(), 200, "{list}");
     let heads = hub.log.lock().unwrap().iter().filter(|line| line.contains(".gguf")).count();
     assert!(heads <= 2, "only one is looked at, not {heads}");

@@ -3,117 +3,44 @@
 #![allow(clippy::panic, clippy::unwrap_used)]
 #![cfg(unix)]
 
-use std::collections::BTreeMap;
+mod common;
+
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use serde_json::Value;
+use common::hub::{Answers, Files, Hub, SHA};
+use common::{command, json, root, said, stdout};
 
-const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// A hub with the repository `o/n`.
-#[derive(Clone, Default)]
-struct Hub {
-    address: String,
-    commit: Arc<Mutex<String>>,
-    files: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
-    /// The size that it claims for all files.
-    claims: Arc<Mutex<Option<u64>>>,
-    asked: Arc<Mutex<usize>>,
+fn files(all: &[(&str, &[u8])]) -> Files {
+    all.iter().map(|(name, bytes)| (name.to_string(), bytes.to_vec())).collect()
 }
 
 impl Hub {
-    fn start(files: &[(&str, &[u8])]) -> Hub {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let hub = Hub { address, ..Hub::default() };
-        hub.now(SHA, files);
-        let serving = hub.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let _closed_early = serving.serve(stream);
-            }
-        });
-        hub
-    }
-
-    fn now(&self, commit: &str, files: &[(&str, &[u8])]) {
-        *self.commit.lock().unwrap() = commit.to_string();
-        let files = files.iter().map(|(name, bytes)| (name.to_string(), bytes.to_vec()));
-        *self.files.lock().unwrap() = files.collect();
-    }
-
-    fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        let mut lines = BufReader::new(&stream).lines();
-        let first = lines.next().unwrap()?;
-        let range = lines
-            .map_while(|line| line.ok().filter(|line| !line.is_empty()))
-            .find_map(|l| l.to_lowercase().strip_prefix("range: bytes=").map(str::to_string));
-        *self.asked.lock().unwrap() += 1;
-        let path = first.split(' ').nth(1).unwrap();
-        let (commit, files) = (self.commit.lock().unwrap().clone(), self.files.lock().unwrap());
-        let claims = *self.claims.lock().unwrap();
-        let end = "connection: close\r\n\r\n";
-        if path.starts_with("/api/models/o/n/revision/") {
-            let file = |(name, bytes): (&String, &Vec<u8>)| {
-                let size = claims.unwrap_or(bytes.len() as u64);
-                format!("{{\"rfilename\":\"{name}\",\"size\":{size}}}")
-            };
-            let list: Vec<String> = files.iter().map(file).collect();
-            let list = format!("{{\"sha\":\"{commit}\",\"siblings\":[{}]}}", list.join(","));
-            let length = list.len();
-            return write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{end}{list}");
-        }
-        let Some(body) =
-            path.strip_prefix(&format!("/o/n/resolve/{commit}/")).and_then(|n| files.get(n))
-        else {
-            return write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n{end}");
-        };
-        let total = claims.unwrap_or(body.len() as u64);
-        let etag: String = body.iter().rev().take(30).map(|b| format!("{b:02x}")).collect();
-        let head = format!("etag: \"{etag}\"\r\nx-repo-commit: {commit}\r\n");
-        let body = if range.is_some_and(|r| r == "0-0") { &body[..1] } else { &body[..] };
-        let last = body.len() - 1;
-        write!(stream, "HTTP/1.1 206 OK\r\n{head}content-range: bytes 0-{last}/{total}\r\n")?;
-        write!(stream, "content-length: {}\r\n{end}", body.len())?;
-        stream.write_all(body)
+    fn start(all: &[(&str, &[u8])]) -> Hub {
+        Hub::open(Answers::Range, files(all))
     }
 
     /// How often it was asked since the last time.
     fn asked(&self) -> usize {
-        std::mem::take(&mut self.asked.lock().unwrap())
+        std::mem::take(&mut *self.log.lock().unwrap()).len()
     }
 }
 
 /// The command with a cache and a hub. Nothing of this machine's settings reaches it.
 fn troika(home: &Path, hub: &str, args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-    c.args(args).env_clear().stdin(Stdio::null());
-    c.env("HF_HOME", home).env("HOME", home).env("HF_ENDPOINT", hub).output().unwrap()
-}
-
-#[track_caller]
-fn said(out: &Output) -> String {
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout.clone()).unwrap()
+    let mut c = command(args);
+    c.env_clear().env("HF_HOME", home).env("HOME", home).env("HF_ENDPOINT", hub).output().unwrap()
 }
 
 /// One sentence, and nothing on standard output.
 #[track_caller]
 fn refused(out: &Output, code: i32) -> String {
-    let text = String::from_utf8(out.stderr.clone()).unwrap();
+    let text = said(out);
     assert_eq!((out.status.code(), out.stdout.len()), (Some(code), 0), "{text}");
     text.lines().last().unwrap().to_string()
-}
-
-fn json(out: &Output) -> Value {
-    serde_json::from_str(&said(out)).unwrap()
 }
 
 fn names(home: &Path) -> Vec<String> {
@@ -123,8 +50,7 @@ fn names(home: &Path) -> Vec<String> {
 }
 
 fn small_model() -> Vec<u8> {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    std::fs::read(root.join("tests/gguf/llama-q4_0.gguf")).unwrap()
+    std::fs::read(root().join("tests/gguf/llama-q4_0.gguf")).unwrap()
 }
 
 /// The same model with some bytes behind it.
@@ -152,38 +78,38 @@ fn a_model_is_pulled_listed_run_and_removed() {
     let hub = Hub::start(&[("m-Q4_0.gguf", &model), ("m-Q8_0.gguf", &followed_by("other"))]);
     let run = |args: &[&str]| troika(home, &hub.address, args);
     let pulled = run(&["pull", "o/n:Q4_0"]);
-    assert!(said(&pulled).starts_with("o/n:Q4_0 is fetched: "), "{}", said(&pulled));
-    let note = String::from_utf8(pulled.stderr).unwrap();
+    assert!(stdout(&pulled).starts_with("o/n:Q4_0 is fetched: "), "{}", stdout(&pulled));
+    let note = said(&pulled);
     assert!(note.starts_with("fetching o/n:Q4_0: 1 file, "), "{note}");
     assert!(hub.asked() > 0);
     // What is here is not asked for again.
-    let pulled = said(&run(&["pull", "o/n:Q4_0"]));
+    let pulled = stdout(&run(&["pull", "o/n:Q4_0"]));
     assert!(pulled.starts_with("o/n:Q4_0 is here: ") && pulled.contains("--refresh"), "{pulled}");
     assert_eq!(hub.asked(), 0);
-    assert!(said(&run(&["pull", "--refresh", "o/n:Q4_0"])).contains("has not changed"));
+    assert!(stdout(&run(&["pull", "--refresh", "o/n:Q4_0"])).contains("has not changed"));
     assert_eq!(hub.asked(), 1);
     assert_eq!(json(&run(&["pull", "o/n:Q4_0", "o/n:Q8_0", "--json"]))[1]["fetched"], true);
     assert_eq!(names(home), ["o/n:Q4_0", "o/n:Q8_0"]);
-    let table = said(&run(&["list"]));
+    let table = stdout(&run(&["list"]));
     for part in ["MODEL", "o/n:Q4_0", "GGUF Q4_0", "s ago", "built-in", "2 models"] {
         assert!(table.contains(part), "{part}: {table}");
     }
     let args = ["run", "o/n:Q4_0", "--offline", "--prompt-ids", "5,6", "-n", "1", "--ignore-eos"];
-    said(&run(&args));
+    stdout(&run(&args));
     // A new version comes beside the old one.
     let newer = "fedcba9876543210fedcba9876543210fedcba98";
-    hub.now(newer, &[("m-Q4_0.gguf", &followed_by("newer"))]);
-    let pulled = said(&run(&["pull", "--update", "o/n:Q4_0"]));
+    hub.now(newer, files(&[("m-Q4_0.gguf", &followed_by("newer"))]));
+    let pulled = stdout(&run(&["pull", "--update", "o/n:Q4_0"]));
     assert!(pulled.contains("has changed: ") && pulled.contains(SHA), "{pulled}");
     let old = format!("@{SHA}");
     let all = ["o/n:Q4_0", &format!("o/n:Q4_0{old}"), &format!("o/n:Q8_0{old}")];
     assert_eq!(names(home), all);
-    let removed = said(&run(&["rm", "-f", all[1], all[0]]));
+    let removed = stdout(&run(&["rm", "-f", all[1], all[0]]));
     assert_eq!(removed.lines().count(), 2, "{removed}");
     assert_eq!(names(home), [all[2]]);
     assert_eq!(json(&run(&["rm", "--yes", "o/n", "--json"]))["removed"][0], all[2]);
     assert_eq!(names(home), Vec::<String>::new());
-    assert!(said(&run(&["ls"])).contains("no models"));
+    assert!(stdout(&run(&["ls"])).contains("no models"));
 }
 
 #[test]
@@ -191,9 +117,9 @@ fn a_revision_is_named_in_the_name() {
     let (home, hub) =
         (tempfile::tempdir().unwrap(), Hub::start(&[("m-Q8_0.gguf", &small_model())]));
     let run = |args: &[&str]| troika(home.path(), &hub.address, args);
-    said(&run(&["pull", "o/n@v1:Q8_0"]));
+    stdout(&run(&["pull", "o/n@v1:Q8_0"]));
     assert_eq!(names(home.path()), ["o/n:Q8_0@v1"]);
-    assert!(said(&run(&["pull", "o/n@v1:Q8_0"])).contains("is here"));
+    assert!(stdout(&run(&["pull", "o/n@v1:Q8_0"])).contains("is here"));
 }
 
 #[test]
@@ -224,12 +150,11 @@ fn names_that_cannot_be_pulled_or_removed_are_refused() {
     let unreachable = troika(home, "http://127.0.0.1:9", &["pull", "o/n"]);
     assert!(refused(&unreachable, 1).contains("cannot fetch from http://127.0.0.1:9"));
     let offline = |args: &[&str]| {
-        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-        c.env("HF_HOME", home).env("HF_HUB_OFFLINE", "1").args(args).output().unwrap()
+        command(args).env("HF_HOME", home).env("HF_HUB_OFFLINE", "1").output().unwrap()
     };
     assert!(refused(&offline(&["pull", "o/n"]), 1).contains("run once without HF_HUB_OFFLINE"));
     assert!(refused(&offline(&["pull", "--refresh", "o/n"]), 2).contains("HF_HUB_OFFLINE"));
-    said(&offline(&["pull", "o/kept"]));
+    stdout(&offline(&["pull", "o/kept"]));
 }
 
 /// A file of an exbibyte: no disk has room for it.
@@ -243,7 +168,7 @@ fn a_download_that_does_not_fit_is_refused_before_it_begins() {
         assert!(told.contains(part), "{told}");
     }
     *hub.claims.lock().unwrap() = None;
-    said(&troika(home.path(), &hub.address, &["pull", "o/n"]));
+    stdout(&troika(home.path(), &hub.address, &["pull", "o/n"]));
 }
 
 #[test]
@@ -251,7 +176,7 @@ fn a_cache_that_is_damaged_is_still_listed() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
     let run = |args: &[&str]| troika(home, "http://127.0.0.1:9", args);
-    assert!(said(&run(&["ls"])).contains("no models"));
+    assert!(stdout(&run(&["ls"])).contains("no models"));
     cached(home, "models--o--good", &[("m-Q8_0.gguf", "weights")]);
     let snapshot = cached(home, "models--o--bad", &[]);
     symlink("../../blobs/gone", snapshot.join("m-Q8_0.gguf")).unwrap();
@@ -261,7 +186,7 @@ fn a_cache_that_is_damaged_is_still_listed() {
     let closed = home.join("hub/models--o--closed/snapshots");
     std::fs::create_dir_all(&closed).unwrap();
     std::fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
-    let table = said(&run(&["ls"]));
+    let table = stdout(&run(&["ls"]));
     std::fs::set_permissions(&closed, Permissions::from_mode(0o755)).unwrap();
     assert!(table.contains("o/good:Q8_0") && table.contains("1 model,"), "{table}");
     assert!(!table.contains('\u{1b}') && table.contains(r"models--o--\u{1b}[2J"), "{table}");
@@ -269,7 +194,7 @@ fn a_cache_that_is_damaged_is_still_listed() {
         assert!(table.contains(&format!("not usable: {name}, ")), "{name}: {table}");
     }
     // What is damaged can be removed.
-    said(&run(&["rm", "-y", "o/bad", "o/root", "o/closed"]));
+    stdout(&run(&["rm", "-y", "o/bad", "o/root", "o/closed"]));
     assert!(Path::new("/usr").exists());
     assert_eq!(names(home), ["o/good:Q8_0"]);
     std::fs::remove_dir_all(home.join("hub")).unwrap();
@@ -292,9 +217,9 @@ fn a_removal_that_is_killed_leaves_a_cache_that_can_be_used() {
     for attempt in 0..6 {
         let snapshot = cached(home, "models--o--n", &[("m-Q8_0.gguf", "weights")]);
         (0..FILES).for_each(|n| std::fs::write(snapshot.join(format!("{n}.txt")), "text").unwrap());
-        let mut c = Command::new(env!("CARGO_BIN_EXE_troika"));
-        c.args(["rm", "-y", "o/n"]).env("HF_HOME", home).stdin(Stdio::null()).stdout(Stdio::null());
-        let mut child = c.env_remove("HF_HUB_CACHE").spawn().unwrap();
+        let mut c = command(&["rm", "-y", "o/n"]);
+        c.env("HF_HOME", home).env_remove("HF_HUB_CACHE").stdout(Stdio::null());
+        let mut child = c.spawn().unwrap();
         std::thread::sleep(Duration::from_millis(attempt));
         while attempt > 1 && leftovers() == 0 && child.try_wait().unwrap().is_none() {}
         child.kill().unwrap();
@@ -311,7 +236,7 @@ fn a_removal_that_is_killed_leaves_a_cache_that_can_be_used() {
         halfway += leftovers();
         // The next one, of whatever model.
         cached(home, "models--o--other", &[("m-Q8_0.gguf", "weights")]);
-        said(&run(&["rm", "-y", "o/other"]));
+        stdout(&run(&["rm", "-y", "o/other"]));
         let _ = run(&["rm", "-y", "o/n"]);
         assert_eq!(std::fs::read_dir(home.join("hub")).unwrap().count(), 1);
     }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 pub mod ctrl_c;
+pub mod hub;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
