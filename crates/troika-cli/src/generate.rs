@@ -43,13 +43,7 @@ pub fn generate(
         if !args.json && !piece.is_empty() {
             failed = output::answer(&piece).err();
         }
-        match failed.is_some() || interrupt.pressed() {
-            true => Control::Stop,
-            false => Control::Continue,
-        }
+        if failed.is_some() || interrupt.pressed() { Control::Stop } else { Control::Continue }
     })?;
-    match failed {
-        Some(e) => Err(e),
-        None => Ok(out),
-    }
+    failed.map_or(Ok(out), Err)
 }

@@ -58,21 +58,29 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
     s
 }
 
-/// What became of experts that are not all in memory, in a run of `seconds`.
-pub fn experts(e: &ExpertStats, seconds: f64) -> String {
+/// How many experts are `held` where they are wanted, and how many of the chosen ones were found there,
+/// with those that came `ahead` of time.
+fn found(e: &ExpertStats, held: &str, ahead: &str) -> String {
     let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
     let expected = match e.expected {
         0 => String::new(),
-        n => format!(", {n} read ahead, {:.0} % of them used", share(e.expected_used, n)),
+        n => format!(", {n} {ahead} ahead, {:.0} % of them used", share(e.expected_used, n)),
     };
     format!(
-        "{} of {} of experts in memory; {:.1} % of {} chosen were there, {:.1} % on the \
-         way{expected}; {} read by {}, {:.2} GB/s; waited {:.0} % of the time",
+        "{} of {} of experts {held}; {:.1} % of {} chosen were there, {:.1} % on the way{expected}",
         bytes(e.held),
         bytes(e.bytes_of_all),
         100.0 * e.hit_rate(),
         e.chosen,
-        share(e.coming, e.chosen),
+        share(e.coming, e.chosen)
+    )
+}
+
+/// What became of experts that are not all in memory, in a run of `seconds`.
+pub fn experts(e: &ExpertStats, seconds: f64) -> String {
+    format!(
+        "{}; {} read by {}, {:.2} GB/s; waited {:.0} % of the time",
+        found(e, "in memory", "read"),
         bytes(e.bytes_read),
         e.reads,
         e.bytes_read as f64 / 1e9 / seconds.max(1e-9),
@@ -85,23 +93,8 @@ pub const LOOK: Duration = Duration::from_millis(100);
 
 /// What became of experts that a device loads when tokens choose them.
 pub fn device_experts(e: &ExpertStats) -> String {
-    let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
-    let expected = match e.expected {
-        0 => String::new(),
-        n => format!(", {n} loaded ahead, {:.0} % of them used", share(e.expected_used, n)),
-    };
-    format!(
-        "{} of {} of experts loaded; {:.1} % of {} chosen were there, {:.1} % on the way{expected}; \
-         {} evicted; {} loaded in {:.0} ms",
-        bytes(e.held),
-        bytes(e.bytes_of_all),
-        100.0 * e.hit_rate(),
-        e.chosen,
-        share(e.coming, e.chosen),
-        e.evictions,
-        bytes(e.bytes_read),
-        ms(e.stall)
-    )
+    let (found, read) = (found(e, "loaded", "loaded"), bytes(e.bytes_read));
+    format!("{found}; {} evicted; {read} loaded in {:.0} ms", e.evictions, ms(e.stall))
 }
 
 /// The same for machines.
@@ -129,10 +122,7 @@ pub fn counted(n: usize, what: &str) -> String {
 /// The figures of one answer among others.
 pub fn line(output: &Output) -> String {
     let s = &output.stats;
-    let rate = match s.tpot() {
-        Some(_) => format!(", then {:.1} tok/s", s.decode_rate()),
-        None => String::new(),
-    };
+    let rate = s.tpot().map_or(String::new(), |_| format!(", then {:.1} tok/s", s.decode_rate()));
     format!(
         "[{} after {} in the prompt: the first after {:.0} ms{rate}]\n",
         counted(s.generated_tokens, "token"),

@@ -54,10 +54,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
             listed.list.push(json!({ "name": name, "kind": "NPU", "state": state }));
         }
     }
-    match args.json {
-        true => output::json(&Value::Array(listed.list)),
-        false => output::write(&listed.text),
-    }
+    if args.json { output::json(&Value::Array(listed.list)) } else { output::write(&listed.text) }
 }
 
 /// What is printed: lines, or a list of objects.

@@ -49,8 +49,8 @@ fn ask(args: &PsArgs, key: Option<&String>) -> Result<Value, String> {
     let mut request = config.build().new_agent().get(format!("http://{at}/troika/status"));
     if let Some(key) = key {
         let header = HeaderValue::from_str(&format!("Bearer {key}"));
-        request = request
-            .header("authorization", header.map_err(|_| "--api-key: this can be no key's text")?);
+        let header = header.map_err(|_| "--api-key: this can be no key's text")?;
+        request = request.header("authorization", header);
     }
     let response = request.call().map_err(|e| no_answer(args, &at, &e))?;
     let other = |what: &str| {
@@ -71,10 +71,7 @@ fn ask(args: &PsArgs, key: Option<&String>) -> Result<Value, String> {
     let body = response.into_body().with_config().limit(MOST_BYTES).read_to_vec();
     let body = body.map_err(|e| other(&e.to_string()))?;
     let status: Value = serde_json::from_slice(&body).map_err(|_| other("it sends no JSON"))?;
-    match status["models"].is_array() {
-        true => Ok(status),
-        false => Err(other("it names no models")),
-    }
+    if status["models"].is_array() { Ok(status) } else { Err(other("it names no models")) }
 }
 
 /// Why there is no answer, with what helps.

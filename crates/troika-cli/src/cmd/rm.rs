@@ -39,10 +39,7 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
             output::write(&format!("{model} is removed, {size}\n"))?;
         }
     }
-    match args.json {
-        true => output::json(&json!({ "removed": names, "bytes": freed })),
-        false => Ok(()),
-    }
+    if args.json { output::json(&json!({ "removed": names, "bytes": freed })) } else { Ok(()) }
 }
 
 /// Shows what would go and asks.

@@ -62,10 +62,7 @@ pub fn run(args: &TrainPredictorArgs) -> Result<(), CliError> {
     let popularity = recorded[0].trace.counts(0..train.len());
     let tried = Tried { predictor: &predictor, popularity, tokens: train.len() };
     let texts: Vec<(&str, &RecordedRouting)> = names.into_iter().zip(&recorded[1..]).collect();
-    match args.json {
-        true => output::json(&tried.json(&texts)),
-        false => output::write(&tried.table(&texts)),
-    }
+    if args.json { output::json(&tried.json(&texts)) } else { output::write(&tried.table(&texts)) }
 }
 
 /// A predictor that is tried on texts.

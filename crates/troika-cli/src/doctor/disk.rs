@@ -10,74 +10,50 @@ use crate::output::bytes;
 /// With less, only small models can be fetched.
 const LITTLE: u64 = 4 << 30;
 
-/// A folder of a cache.
-struct CachePlace<'a> {
-    topic: &'static str,
-    path: Option<&'a Path>,
-    /// What names another folder.
-    variable: &'static str,
-    /// What makes room.
-    room: &'static str,
-}
-
 /// Where the Hub's models lie.
 pub fn models(machine: &HostMachine) -> Vec<Finding> {
     let path = machine.hub.cache_dir.as_deref();
-    let place = CachePlace {
-        topic: "model cache",
-        path,
-        variable: "HF_HUB_CACHE",
-        room: "troika rm MODEL",
-    };
-    vec![place.examine()]
+    vec![cache("model cache", path, "HF_HUB_CACHE", "troika rm MODEL")]
 }
 
 /// Where quantized weights, profiles and compiled graphs lie.
 pub fn packed_weights(machine: &HostMachine) -> Vec<Finding> {
-    let place = CachePlace {
-        topic: "cache",
-        path: machine.cache.as_deref(),
-        variable: "TROIKA_CACHE_DIR",
-        room: "troika cache prune --cache-mib 1024",
-    };
-    vec![place.examine()]
+    let room = "troika cache prune --cache-mib 1024";
+    vec![cache("cache", machine.cache.as_deref(), "TROIKA_CACHE_DIR", room)]
 }
 
-impl CachePlace<'_> {
-    fn examine(&self) -> Finding {
-        let topic = self.topic;
-        let another = format!("export {}=FOLDER", self.variable);
-        let Some(path) = self.path else {
-            let says = "this system names no folder for it";
-            return Finding::missing(topic, says).mended_by(another);
-        };
-        let shown = path.display();
-        let there = nearest(path);
-        if !there.is_dir() {
-            let says = format!("{} is no folder", there.display());
-            return Finding::missing(topic, says).mended_by(another);
-        }
-        if let Err(e) = troika::can_write(&there.join("troika-doctor")) {
-            let fix = match e.kind() {
-                io::ErrorKind::PermissionDenied => {
-                    format!("sudo chown -R \"$(id -un)\" {}", quoted(&there))
-                }
-                _ => another,
-            };
-            return Finding::missing(topic, format!("{shown} cannot be written: {e}"))
-                .mended_by(fix);
-        }
-        let Ok(stats) = fs4::statvfs(&there) else {
-            return Finding::fine(topic, format!("{shown} can be written"));
-        };
-        let free = stats.available_space();
-        let says = format!("{shown}: {} are free", bytes(free));
-        match free < LITTLE {
-            true => Finding::improvable(topic, format!("{says}; only small models fit"))
-                .mended_by(self.room),
-            false => Finding::fine(topic, says),
-        }
+/// The folder of a cache. A variable names another, and a command makes room in this one.
+fn cache(topic: &'static str, path: Option<&Path>, variable: &str, room: &str) -> Finding {
+    let another = format!("export {variable}=FOLDER");
+    let Some(path) = path else {
+        let says = "this system names no folder for it";
+        return Finding::missing(topic, says).mended_by(another);
+    };
+    let shown = path.display();
+    let there = nearest(path);
+    if !there.is_dir() {
+        let says = format!("{} is no folder", there.display());
+        return Finding::missing(topic, says).mended_by(another);
     }
+    if let Err(e) = troika::can_write(&there.join("troika-doctor")) {
+        let fix = match e.kind() {
+            io::ErrorKind::PermissionDenied => {
+                format!("sudo chown -R \"$(id -un)\" {}", quoted(&there))
+            }
+            _ => another,
+        };
+        return Finding::missing(topic, format!("{shown} cannot be written: {e}")).mended_by(fix);
+    }
+    let Ok(stats) = fs4::statvfs(&there) else {
+        return Finding::fine(topic, format!("{shown} can be written"));
+    };
+    let free = stats.available_space();
+    let says = format!("{shown}: {} are free", bytes(free));
+    if free < LITTLE {
+        let says = format!("{says}; only small models fit");
+        return Finding::improvable(topic, says).mended_by(room);
+    }
+    Finding::fine(topic, says)
 }
 
 /// The folder itself, or the nearest one above that is there.

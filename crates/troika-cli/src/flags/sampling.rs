@@ -1,6 +1,5 @@
 //! Sampling flags and what they mean for a model.
 
-use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -73,17 +72,14 @@ impl SamplingArgs {
         }
         let params = SampleParams {
             temperature,
-            top_k: match self.top_k {
-                Some(k) => usize::try_from(k).unwrap_or(0),
-                None => base.top_k,
-            },
+            top_k: self.top_k.map_or(base.top_k, |k| usize::try_from(k).unwrap_or(0)),
             top_p: self.top_p.unwrap_or(base.top_p),
             min_p: self.min_p.unwrap_or(base.min_p),
             repeat_penalty: self.repeat_penalty.unwrap_or(base.repeat_penalty),
             repeat_last_n: usize::try_from(n).unwrap_or(usize::MAX),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            logit_bias: self.biases()?,
+            logit_bias: self.logit_bias.iter().map(|s| parse_bias(s)).collect::<Result<_, _>>()?,
             chain: base.chain,
             seed: u64::try_from(self.seed).unwrap_or_else(|_| fresh_seed()),
         };
@@ -101,10 +97,6 @@ impl SamplingArgs {
             return Err(CliError::Usage(why.into()));
         }
         Ok(params)
-    }
-
-    fn biases(&self) -> Result<BTreeMap<u32, f32>, CliError> {
-        self.logit_bias.iter().map(|s| parse_bias(s)).collect()
     }
 }
 
