@@ -17,10 +17,7 @@ use troika::engine::sample::{Constraint, SampleError};
 use troika::engine::{EngineError, KvError, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::weights::FloatType;
-use troika::{
-    Control, DeviceOptions, Error, Finish, Model, OpenOptions, Output, Request, Session,
-    SessionOptions,
-};
+use troika::{Control, DeviceOptions, Error, Finish, Model, OpenOptions, Output, Request, Session};
 
 fn options(sequences: usize) -> OpenOptions {
     OpenOptions {
@@ -53,8 +50,7 @@ fn alone(prompt: &[u32], n: usize) -> Vec<u32> {
 /// Checks that the session and the model still work.
 fn works(model: &Model, session: &mut Session) {
     let prompt = some_tokens(12, 5);
-    let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
-    let want = generate(&mut model.session_with(fresh).unwrap(), &prompt, 6).unwrap().tokens;
+    let want = generate(&mut model.fresh_session().unwrap(), &prompt, 6).unwrap().tokens;
     assert_eq!(want.len(), 6);
     assert_eq!(generate(session, &prompt, 6).unwrap().tokens, want);
     assert_eq!(generate(&mut model.session().unwrap(), &prompt, 6).unwrap().tokens, want);

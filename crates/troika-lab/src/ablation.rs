@@ -6,7 +6,7 @@ use troika::engine::WantedLogits;
 use troika::graph::{ProductForm, ScaleOrigin};
 use troika::model::spec::WeightRole;
 use troika::plan::{Policy, Strategy, SyncMode};
-use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned, SessionOptions};
+use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned};
 
 use crate::simulate::CHUNK;
 use crate::{LabError, Subject, median};
@@ -119,13 +119,12 @@ impl Ablation {
         for step in &steps {
             open.push(step.open(subject)?);
         }
-        let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
         let vocab = subject.spec()?.vocab;
         let tokens: Vec<u32> = (0..prompt).map(|i| (i * 7919 % vocab) as u32).collect();
         let mut times = vec![Vec::new(); steps.len()];
         for turn in 0..=repetitions {
             for (times, (model, _)) in times.iter_mut().zip(&open) {
-                let mut session = model.session_with(fresh)?;
+                let mut session = model.fresh_session()?;
                 let began = model.clock().now();
                 session.feed(&tokens, WantedLogits::Last, &mut |_, _| {})?;
                 // The first run touches new memory.

@@ -11,7 +11,7 @@ use troika::model::spec::WeightRole;
 use troika::plan::{Phase, Plan, Policy, Rule, Strategy};
 use troika::sim::Soc;
 use troika::weights::Quant;
-use troika::{BoundModel, DeviceOptions, Model, OpenOptions, SessionOptions, open_devices};
+use troika::{BoundModel, DeviceOptions, Model, OpenOptions, open_devices};
 use troika_lab::{Shape, SimulateOptions, Simulation, SocStrategy, WEIGHTS};
 
 const CHUNK: usize = 256;
@@ -60,8 +60,7 @@ impl Machine {
         assert_eq!(model.plan().prefill.policy, policy);
         let tokens: Vec<u32> = (0..prompt as u32).collect();
         [0; 2].map(|_| {
-            let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
-            let (mut session, began) = (model.session_with(fresh).unwrap(), model.clock().now());
+            let (mut session, began) = (model.fresh_session().unwrap(), model.clock().now());
             session.feed(&tokens, WantedLogits::Last, &mut |_, _| {}).unwrap();
             (model.clock().now() - began).as_secs_f64() * 1e3
         })

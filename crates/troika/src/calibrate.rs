@@ -14,7 +14,6 @@ use crate::devices::{Observer, Routed};
 use crate::error::Error;
 use crate::options::OpenOptions;
 use crate::routing::{RoutingLog, observed, router_graph};
-use crate::session::SessionOptions;
 use crate::session_state::lock;
 
 /// What a text showed.
@@ -55,9 +54,7 @@ pub fn calibrate(
             if !progress(pass * windows.len() + i, 2 * windows.len()) {
                 return Ok(None);
             }
-            let mut session =
-                model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
-            session.feed(window, WantedLogits::None, &mut |_, _| {})?;
+            model.fresh_session()?.feed(window, WantedLogits::None, &mut |_, _| {})?;
             if pass == 0 {
                 seen.log.end_sequence(window.len());
             }

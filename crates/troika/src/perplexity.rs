@@ -4,7 +4,6 @@ use troika_engine::{EngineError, WantedLogits};
 
 use crate::error::Error;
 use crate::open::Model;
-use crate::session::SessionOptions;
 
 /// Which tokens of a window are scored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,8 +102,7 @@ impl Model {
             Scored::SecondHalf => tokens.len() / 2,
             Scored::All => 0,
         };
-        let mut session =
-            self.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
+        let mut session = self.fresh_session()?;
         let mut bad = None;
         // There is no token after the last one to predict.
         let (before, after) = tokens[..tokens.len() - 1].split_at(first);
@@ -120,10 +118,7 @@ impl Model {
             session.feed(before, WantedLogits::None, &mut score)?;
         }
         session.feed(after, WantedLogits::All, &mut score)?;
-        match bad {
-            Some(position) => Err(Error::BadLogits { position }),
-            None => Ok(()),
-        }
+        bad.map_or(Ok(()), |position| Err(Error::BadLogits { position }))
     }
 }
 

@@ -157,6 +157,14 @@ impl Model {
         self.session_with(SessionOptions::default())
     }
 
+    /// Opens a session that is [fresh](SessionOptions::fresh).
+    ///
+    /// # Errors
+    /// Those of [`Model::session`].
+    pub fn fresh_session(&self) -> Result<Session, Error> {
+        self.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })
+    }
+
     /// Opens a session with options.
     ///
     /// # Errors

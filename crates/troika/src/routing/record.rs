@@ -13,9 +13,7 @@ use super::observe::{observed, router_graph};
 use crate::describe::BoundModel;
 use crate::devices::{Observer, Routed};
 use crate::error::Error;
-use crate::open::Model;
 use crate::options::OpenOptions;
-use crate::session::SessionOptions;
 use crate::session_state::lock;
 
 /// The routing of a text.
@@ -68,7 +66,7 @@ pub fn record_routing(
             if !progress(done, all) {
                 return Ok(None);
             }
-            read(&model, window)?;
+            model.fresh_session()?.feed(window, WantedLogits::None, &mut |_, _| {})?;
             log.end_sequence(window.len());
             done += 1;
         }
@@ -76,13 +74,6 @@ pub fn record_routing(
     }
     progress(all, all);
     Ok(Some(recorded))
-}
-
-/// Runs a window's tokens.
-fn read(model: &Model, window: &[u32]) -> Result<(), Error> {
-    let mut session =
-        model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?;
-    session.feed(window, WantedLogits::None, &mut |_, _| {})
 }
 
 /// Records routing by the names of graphs and weights. Batches run one after another, so that rows

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use troika::trace::Tracer;
-use troika::{Control, Conversation, Model, OpenOptions, Request, SessionOptions};
+use troika::{Control, Conversation, Model, OpenOptions, Request};
 use troika_lab::{Subject, median};
 
 use super::print::BenchRows;
@@ -71,8 +71,7 @@ fn measure(
     let (mut ttft, mut tpot, mut all) = (Vec::new(), Vec::new(), Vec::new());
     let mut generated = 0;
     for i in 0..=repetitions {
-        let fresh = SessionOptions { fresh: true, ..SessionOptions::default() };
-        let mut session = model.session_with(fresh)?;
+        let mut session = model.fresh_session()?;
         let out = session.generate(&tokens, &request, &mut |_, _| Control::Continue)?;
         if i == 0 {
             continue;

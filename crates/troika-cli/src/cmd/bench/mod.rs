@@ -17,8 +17,8 @@ use troika::engine::sample::SampleParams;
 use troika::plan::{Phase, PlanError, Strategy};
 use troika::trace::Tracer;
 use troika::{
-    CpuMeter, DeviceOptions, EnergyMeter, Model, OpenOptions, Request, Session, SessionOptions,
-    TokenUse, measure_limits,
+    CpuMeter, DeviceOptions, EnergyMeter, Model, OpenOptions, Request, Session, TokenUse,
+    measure_limits,
 };
 use troika_lab::Subject;
 
@@ -233,11 +233,6 @@ pub(super) fn ids(n: usize, from: usize, vocab: usize) -> Vec<u32> {
     (from..from + n).map(token).collect()
 }
 
-/// A session that computes everything itself.
-fn session(model: &Model) -> Result<Session, CliError> {
-    Ok(model.session_with(SessionOptions { fresh: true, ..SessionOptions::default() })?)
-}
-
 /// Computes tokens and takes the last one's logits, like llama-bench, without sampling.
 fn feed(
     session: &mut Session,
@@ -343,7 +338,7 @@ fn measure_one(
     measured: &mut Measured<'_>,
 ) -> Result<(), CliError> {
     let vocab = model.spec().vocab;
-    let (mut session, mut logits) = (session(model)?, Vec::new());
+    let (mut session, mut logits) = (model.fresh_session()?, Vec::new());
     // Other tokens each time: what they read from memory or disk is not there already.
     let from = test.depth + repetition * test.tokens();
     let prompt = ids(test.prompt, from, vocab);
@@ -389,7 +384,7 @@ fn measure_together(
     let request = Request { params, max_tokens, ignore_eos: true, ..Request::default() };
     let mut sessions = Vec::new();
     for s in 0..test.sequences {
-        let mut session = session(model)?;
+        let mut session = model.fresh_session()?;
         // Different tokens in each sequence; decoding starts from the last one of the prompt.
         let new = test.prompt.max(1);
         let prompt = ids(test.depth + new, s * 7919, vocab);

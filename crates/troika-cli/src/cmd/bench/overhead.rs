@@ -75,7 +75,7 @@ fn measure(
 fn decode(model: &Model, tokens: usize) -> Result<Duration, CliError> {
     let ids = super::ids(tokens, 0, model.spec().vocab);
     let mut logits = Vec::new();
-    let mut session = super::session(model)?;
+    let mut session = model.fresh_session()?;
     let start = Instant::now();
     ids.chunks(1).try_for_each(|id| super::feed(&mut session, Phase::Decode, id, &mut logits))?;
     Ok(start.elapsed())
