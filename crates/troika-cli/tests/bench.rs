@@ -8,7 +8,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use common::{example_with, json, json_lines, read_json, said, stdout, troika};
+use common::{ends, example_with, json, json_lines, read_json, stdout, troika};
 
 fn bench(args: &[&str]) -> Output {
     troika(&[&["bench"], args].concat())
@@ -108,9 +108,7 @@ fn the_route_is_measured() {
 fn sequences_that_the_cache_does_not_hold_at_once_are_refused() {
     let args = ["-p", "0", "-n", "4", "-d", "300", "-r", "1", "--kv-size", "1", "-o", "jsonl"];
     let bench = |sequences: &str| bench(&[&args[..], &["--sequences", sequences]].concat());
-    let out = bench("16");
-    let err = said(&out);
-    assert_eq!(out.status.code(), Some(1), "{err}");
+    let err = ends(&bench("16"), 1, &[]);
     let said = err.split_once("the KV cache holds ").unwrap().1;
     let fit: usize =
         said.split_once(" sequences of 305 tokens at once").unwrap().0.parse().unwrap();
@@ -138,12 +136,10 @@ fn what_cannot_be_measured_is_refused() {
         (&["-p", "3000"], 2, "the context is 3000; it must be between 1 and 2048"),
         (&["--device", "a=cpu,a=cpu"], 2, "two devices are named a"),
     ] {
-        let out = bench(args);
-        let err = said(&out);
-        assert_eq!(out.status.code(), Some(code), "{err}");
+        let err = ends(&bench(args), code, &[words]);
         // Two devices of all cores are warned of before.
         let lines = err.lines().filter(|line| !line.starts_with("warning: "));
-        assert!(err.contains(words) && lines.count() == 1, "{err}");
+        assert_eq!(lines.count(), 1, "{err}");
     }
 }
 
@@ -152,9 +148,7 @@ fn what_cannot_be_measured_is_refused() {
 fn json_is_whole_when_a_later_test_fails() {
     let args = ["-p", "4", "-n", "0", "-r", "1", "-d", "0,1500", "--kv-size", "1", "-o", "json"];
     let out = bench(&args);
-    let err = said(&out);
-    assert_eq!(out.status.code(), Some(1), "{err}");
-    assert!(err.contains("--kv-size"), "{err}");
+    ends(&out, 1, &["--kv-size"]);
     let rows: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(rows.as_array().unwrap().len(), 1);
 }

@@ -11,8 +11,8 @@ use std::process::{Output, Stdio};
 use serde_json::Value;
 
 use common::{
-    command, edit_json, golden_copy, in_root, json, json_lines, read_json, refused, root, said,
-    started, stdout, text, troika,
+    command, edit_json, ends, fails, golden_copy, in_root, json, json_lines, read_json, refused,
+    root, said, started, stdout, text, troika,
 };
 
 fn golden(name: &str) -> String {
@@ -165,9 +165,7 @@ fn the_cache_is_listed_checked_and_emptied() {
     let run = |extra: &[&str]| {
         let args = ["run", &model, "-p", "Once", "-n", "2", "-q", "--quant", "q4"];
         let args = [&args[..], &["--cache-dir", &folder]].concat();
-        let out = troika(&[&args, extra].concat());
-        stdout(&out);
-        said(&out)
+        ends(&troika(&[&args, extra].concat()), 0, &[])
     };
     assert_eq!(listed(&["ls"])["bytes"], 0);
     assert!(run(&["--cache-mib", "1"]).contains("more than the 1 MiB allowed"));
@@ -186,10 +184,8 @@ fn the_cache_is_listed_checked_and_emptied() {
     bytes[4096 + 77] ^= 1;
     std::fs::write(&path, bytes).unwrap();
     let found = cache(&["verify"]);
-    assert_eq!(found.status.code(), Some(1));
     assert!(text(&found.stdout).contains("damaged: weight "), "{}", text(&found.stdout));
-    let told = said(&found);
-    assert!(told.contains("damaged in the cache") && told.contains(": 1 file;"), "{told}");
+    ends(&found, 1, &["damaged in the cache", ": 1 file;"]);
     assert!(run(&[]).contains("is damaged"));
     assert_eq!(listed(&["verify"])["damaged"], 0);
     // Keeps what fits, and removes the rest and files that hold no packed weights.
@@ -264,14 +260,6 @@ fn processes_that_are_killed_while_they_write_the_cache_leave_nothing() {
     assert!(left > 0, "no process was killed while it wrote");
 }
 
-/// Shortens a file that a command has mapped, and waits for its end.
-#[cfg(unix)]
-fn shortened(args: &[&str], file: &Path) -> Output {
-    let child = common::begun(&mut command(args));
-    std::fs::File::options().write(true).open(file).unwrap().set_len(4096).unwrap();
-    child.wait_with_output().unwrap()
-}
-
 #[cfg(unix)]
 #[test]
 fn a_mapped_file_that_is_shortened_is_named() {
@@ -290,29 +278,25 @@ fn a_mapped_file_that_is_shortened_is_named() {
     for (args, file) in
         [(&args[..], packed), (&args[..args.len() - 2], model.join("model.safetensors"))]
     {
-        let out = shortened(args, &file);
-        let said = format!("troika: {} was shortened while it was in use", file.display());
-        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
-        assert!(text(&out.stderr).starts_with(&said), "{}", text(&out.stderr));
-        assert_eq!(text(&out.stderr).lines().count(), 1);
+        let child = common::begun(&mut command(args));
+        std::fs::File::options().write(true).open(&file).unwrap().set_len(4096).unwrap();
+        let err = ends(&child.wait_with_output().unwrap(), 1, &[]);
+        let shortened = format!("troika: {} was shortened while it was in use", file.display());
+        assert!(err.starts_with(&shortened) && err.lines().count() == 1, "{err}");
     }
 }
 
 #[test]
 fn quantization_that_changes_nothing_says_so() {
     let file = in_root("tests/gguf/llama-q4_0.gguf");
-    let out =
-        troika(&["run", &file, "--quant", "q8", "--no-cache", "--prompt-ids", "5", "-n", "1"]);
-    assert!(out.status.success());
-    assert!(text(&out.stderr).contains("changes nothing"), "{}", text(&out.stderr));
+    let run = ["run", &file, "--quant", "q8", "--no-cache", "--prompt-ids", "5", "-n", "1"];
+    ends(&troika(&run), 0, &["changes nothing"]);
 }
 
 #[test]
 fn a_number_of_threads_that_makes_no_sense_is_refused() {
     for threads in ["0", "100000000"] {
-        let out = troika(&["run", "-p", "x", "-t", threads]);
-        assert_eq!(out.status.code(), Some(2));
-        assert!(text(&out.stderr).contains("is not in 1..=4096"), "{}", text(&out.stderr));
+        ends(&troika(&["run", "-p", "x", "-t", threads]), 2, &["is not in 1..=4096"]);
     }
 }
 
@@ -341,11 +325,7 @@ fn a_trace_holds_spans_of_all_kinds() {
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a file was left beside it");
     let out = troika(&["run", "-p", "Hi", "-n", "2", "-q", "--trace", "/dev/full"]);
-    assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stderr).contains("cannot write the trace /dev/full"));
-    let missing = dir.path().join("no/such/t.json").display().to_string();
-    let out = troika(&["run", "-p", "Hi", "-n", "2", "-q", "--trace", &missing]);
-    assert_eq!(out.status.code(), Some(1));
+    ends(&out, 1, &["cannot write the trace /dev/full"]);
 }
 
 /// Viewers show slices of a track as a stack: two of them that overlap in part would be shown wrongly.
@@ -414,8 +394,7 @@ fn a_closed_pipe_ends_quietly() {
     let mut child = started(&mut command(&["run", "-p", "Hi", "-n", "400", "--ignore-eos"]));
     drop(child.stdout.take());
     let out = child.wait_with_output().unwrap();
-    assert_eq!(out.status.code(), Some(0));
-    assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
+    assert_eq!(ends(&out, 0, &[]), "");
 }
 
 /// The parser of flags would take them for one letter and its value, and `-hf` for help.
@@ -451,9 +430,7 @@ fn flags_of_llama_cpp_mean_what_they_mean_there() {
         .output();
     refused(&hub.unwrap(), 1, &["a/b:Q8_0: the model is not in the cache"]);
     for (args, says) in [(["-ngl", "many"], "--n-gpu-layers"), (["-ctk", "q9"], "--cache-type")] {
-        let out = troika(&[&["run", "-p", "a"][..], &args].concat());
-        assert_eq!(out.status.code(), Some(2));
-        assert!(text(&out.stderr).contains(says), "{}", text(&out.stderr));
+        ends(&troika(&[&["run", "-p", "a"][..], &args].concat()), 2, &[says]);
     }
     // Two ways to name devices.
     let out = troika(&["run", "-p", "a", "-ngl", "9", "--device", "cpu"]);
@@ -466,8 +443,7 @@ fn ctrl_c_that_is_ignored_from_the_start_stays_so() {
     let run = ["run", "-p", "Once", "-n", "40", "--ignore-eos", "-q"];
     let child = common::begun(&mut common::behind("trap '' INT", &run));
     common::ctrl_c::press(&child);
-    let out = child.wait_with_output().unwrap();
-    assert_eq!((out.status.code(), text(&out.stderr)), (Some(0), String::new()));
+    assert_eq!(ends(&child.wait_with_output().unwrap(), 0, &[]), "");
 }
 
 #[cfg(unix)]
@@ -477,10 +453,7 @@ fn ctrl_c_ends_with_the_figures_so_far() {
     // Once text flows, the handler is installed.
     let child = common::begun(&mut command(&["run", "-p", "Once", "--ignore-eos", "-t", "1"]));
     common::ctrl_c::press(&child);
-    let out = child.wait_with_output().unwrap();
-    let err = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(130), "{err}");
-    assert!(err.contains("TTFT") && err.contains("ended by Ctrl-C"), "{err}");
+    let err = ends(&child.wait_with_output().unwrap(), 130, &["TTFT", "ended by Ctrl-C"]);
     // The line is missing if the signal came right after the first token.
     if let Some(decode) = err.lines().find(|l| l.contains("decode:")) {
         let tokens: usize =
@@ -501,10 +474,9 @@ fn ctrl_c_among_many_prompts_is_said() {
     let child = common::begun(&mut command(&at));
     common::ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
-    let (answers, err) = (text(&out.stdout).lines().count(), text(&out.stderr));
+    let answers = text(&out.stdout).lines().count();
     assert!((1..400).contains(&answers), "{answers}");
-    assert_eq!(out.status.code(), Some(130), "{err}");
-    assert!(err.contains("ended by Ctrl-C"), "{err}");
+    ends(&out, 130, &["ended by Ctrl-C"]);
 }
 
 /// Variables of flags without a value accept the same values as variables of other programs.
@@ -512,9 +484,7 @@ fn ctrl_c_among_many_prompts_is_said() {
 fn variables_may_say_one_or_yes() {
     for (value, quiet) in [("1", true), ("yes", true), ("true", true), ("0", false)] {
         let out = command(&["run", "-p", "Hi", "-n", "1"]).env("TROIKA_QUIET", value).output();
-        let out = out.unwrap();
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        assert_eq!(out.stderr.is_empty(), quiet, "{value}");
+        assert_eq!(ends(&out.unwrap(), 0, &[]).is_empty(), quiet, "{value}");
     }
 }
 
@@ -587,8 +557,7 @@ fn memory_that_the_system_refuses_is_one_clear_sentence() {
         let threads: &[&str] = if args.contains(&"-t") { &[] } else { &["-t", "2"] };
         c.args(["-n", "1"]).args(threads).args(args).output().unwrap()
     };
-    let enough = run(2_000_000, &["-c", "100"]);
-    assert!(enough.status.success(), "{}", text(&enough.stderr));
+    ends(&run(2_000_000, &["-c", "100"]), 0, &[]);
     let kv = ["no memory for the KV cache", "bytes were asked for"];
     for (args, words) in [
         (&["-c", "100000000"][..], &kv[..]),
@@ -614,20 +583,14 @@ fn a_tokenizer_that_cannot_be_read_leaves_ids_in_ids_out() {
         std::fs::write(dir.path().join("tokenizer.json"), content).unwrap();
         let path = dir.path().display().to_string();
         let out = troika(&["run", &path, "--prompt-ids", "1,2", "-n", "3", "--json"]);
-        let told = said(&out);
-        assert!(told.contains("tokenizer.json"), "{told}");
-        assert!(told.contains("only token ids can be used"), "{told}");
+        ends(&out, 0, &["tokenizer.json", "only token ids can be used"]);
         assert_eq!(json(&out)["tokens"].as_array().unwrap().len(), 3);
-        let out = troika(&["run", &path, "-p", "a"]);
-        assert_eq!(out.status.code(), Some(1));
-        let told = said(&out);
-        assert!(told.contains("give token ids"), "{told}");
-        assert!(told.contains("has no tokenizer that can be used"), "{told}");
+        let none = "has no tokenizer that can be used";
+        ends(&troika(&["run", &path, "-p", "a"]), 1, &["give token ids", none]);
         refused(&troika(&["tokenize", &path, "-p", "a"]), 1, &["tokenizer.json"]);
-        let out = with_stdin(&["perplexity", &path], b"a text");
-        let told = said(&out);
-        assert!(told.contains("warning: ") && told.contains("tokenizer.json"), "{told}");
-        assert!(told.contains("no tokenizer that can be used; take a model with one"), "{told}");
+        let words =
+            ["warning: ", "tokenizer.json", "no tokenizer that can be used; take a model with one"];
+        let told = ends(&with_stdin(&["perplexity", &path], b"a text"), 1, &words);
         assert!(!told.contains("give token ids"), "{told}");
     }
 }
@@ -717,11 +680,7 @@ fn numbers_that_make_no_sense_are_refused_by_flag() {
         (&["bench", "--overhead", "-n", &most], "-n"),
         (&["perplexity", "-c", "-1"], "--ctx-size"),
     ] {
-        let out = troika(args);
-        let err = text(&out.stderr);
-        assert_eq!(out.status.code(), Some(2), "{args:?}: {err}");
-        assert!(err.contains(flag), "{args:?}: {err}");
-        assert!(out.stdout.is_empty(), "{args:?}");
+        assert_eq!(fails(&troika(args), &[flag]), 2, "{args:?}");
     }
 }
 
@@ -765,8 +724,7 @@ fn endless_files_are_refused() {
             });
             if file == "tokenizer.json" {
                 // Token ids need no tokenizer.
-                assert!(out.status.success(), "{}", text(&out.stderr));
-                assert!(text(&out.stderr).contains("tokenizer.json: it is not a regular file"));
+                ends(&out, 0, &["tokenizer.json: it is not a regular file"]);
             } else {
                 refused(&out, 1, &[file, "not a regular file"]);
             }
@@ -784,8 +742,7 @@ fn a_small_config_does_not_take_much_memory() {
         let mut c = common::limited(600_000, &["run"]);
         c.arg(dir.path()).args(["--prompt-ids", "1,2", "-n", "1", "-t", "1"]).output().unwrap()
     };
-    let whole = limited(&|_| ());
-    assert!(whole.status.success(), "{}", text(&whole.stderr));
+    ends(&limited(&|_| ()), 0, &[]);
     let many = |layers: u64, experts: u64| {
         limited(&|c| {
             c["num_hidden_layers"] = layers.into();
@@ -811,9 +768,7 @@ fn generation_defaults_that_cannot_be_used_are_told() {
     ] {
         let write = |d: &Path| std::fs::write(d.join("generation_config.json"), content).unwrap();
         let out = damaged_with("qwen3", write, &["-n", "1"]);
-        assert!(out.status.success());
-        let told = text(&out.stderr);
-        assert!(told.contains("generation_config.json") && told.contains(why), "{told}");
+        ends(&out, 0, &["generation_config.json", why]);
     }
     let write = |d: &Path| {
         std::fs::write(d.join("generation_config.json"), r#"{"eos_token_id": [2, 3]}"#).unwrap();
@@ -830,8 +785,7 @@ fn values_may_start_with_a_dash() {
         assert!(apart.status.success(), "{prompt}: {}", text(&apart.stderr));
         assert_eq!(apart.stdout, joined.stdout);
         let args = ["run", "-p", prompt, "-r", "---", "--system-prompt", "-- be kind", "-n", "1"];
-        let out = troika(&args);
-        assert!(out.status.success(), "{prompt}: {}", text(&out.stderr));
+        ends(&troika(&args), 0, &[]);
     }
 }
 
@@ -844,10 +798,7 @@ fn a_system_prompt_without_a_place_is_a_warning() {
         (&["run", &qwen, "--prompt-ids", "5,6"], "--prompt-ids"),
     ] {
         let out = troika(&[args, &["-n", "1", "-q", "--system-prompt", "Be kind"]].concat());
-        let err = text(&out.stderr);
-        assert!(out.status.success(), "{err}");
-        assert!(err.contains("warning: the system prompt is not used: "), "{err}");
-        assert!(err.contains(why), "{err}");
+        ends(&out, 0, &["warning: the system prompt is not used: ", why]);
         let without = text(&troika(&[args, &["-n", "1", "-q"]].concat()).stderr);
         assert!(!without.contains("system prompt"), "{without}");
     }
@@ -894,8 +845,7 @@ fn a_trace_goes_to_where_a_link_leads() {
     std::fs::write(&file, "{\"traceEvents\":[]").unwrap();
     std::os::unix::fs::symlink("below/trace.json", &link).unwrap();
     let args = ["run", "-p", "Hi", "-n", "2", "-q", "--trace", &link.display().to_string()];
-    let out = troika(&args);
-    assert!(out.status.success(), "{}", text(&out.stderr));
+    ends(&troika(&args), 0, &[]);
     assert!(link.is_symlink());
     read_json(&file);
     assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
@@ -912,8 +862,7 @@ fn an_answer_ends_where_the_budget_of_the_cache_does() {
     assert_eq!(json["finish_reason"], "budget");
     assert_eq!(count("prompt_tokens") + count("generated_tokens"), 1025);
     let out = troika(&[&args[..], &of_f16].concat());
-    assert!(out.status.success());
-    assert!(text(&out.stderr).contains("budget of the KV cache is full (--kv-size)"));
+    ends(&out, 0, &["budget of the KV cache is full (--kv-size)"]);
 }
 
 /// A prompt that does not come from a file, wherever a flag names one.
@@ -944,16 +893,15 @@ fn answers_of_many_prompts_stand_under_their_prompts() {
     let prompts = format!("Once upon\n\n{long}\n");
     let run = ["run", "--parallel", "2", "-n", "3", "--temp", "0", "--ignore-eos"];
     let out = with_stdin(&run, prompts.as_bytes());
-    let (said, err) = (text(&out.stdout), text(&out.stderr));
-    assert_eq!(out.status.code(), Some(1), "{err}");
+    let said = text(&out.stdout);
     let heads: Vec<&str> = said.lines().filter(|line| line.starts_with('[')).collect();
     assert_eq!(heads[..2], ["[1] Once upon", "[2]"], "{said}");
     assert!(heads[2].starts_with("[3] and so on") && heads[2].ends_with(" ..."), "{said}");
     assert!(heads[2].len() < 80, "{said}");
     let one = troika(&[&["run", "-p", "Once upon", "-q"], &run[3..]].concat());
     assert!(said.starts_with(&format!("[1] Once upon\n{}\n[2]", text(&one.stdout))), "{said}");
-    assert!(err.contains("troika: prompt 2: ") && err.contains("1 of 3 prompts failed"), "{err}");
-    assert!(err.contains("3 prompts, 6 tokens generated in ") && err.contains(" tok/s"), "{err}");
+    ends(&out, 1, &["troika: prompt 2: ", "1 of 3 prompts failed"]);
+    ends(&out, 1, &["3 prompts, 6 tokens generated in ", " tok/s"]);
     let quiet = text(&with_stdin(&[&run[..], &["-q"]].concat(), b"a\nb\n").stderr);
     assert_eq!(quiet, "");
 }
@@ -962,9 +910,7 @@ fn answers_of_many_prompts_stand_under_their_prompts() {
 fn cores_that_two_devices_have_are_a_warning() {
     let core = troika::usable_cores().first().copied().unwrap_or(0);
     let run = |device: &str| {
-        let out = troika(&["run", "-p", "a", "-n", "1", "-q", "--device", device]);
-        stdout(&out);
-        said(&out)
+        ends(&troika(&["run", "-p", "a", "-n", "1", "-q", "--device", device]), 0, &[])
     };
     let told = run(&format!("cpu:{core},cpu:{core}"));
     assert!(told.contains(&format!("warning: --device: two devices have core {core}")), "{told}");
@@ -1014,8 +960,7 @@ fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
         (&["bench", "-m", "%", "-p", "2", "-n", "0", "-r", "1", "-o", "json"], &[&gguf]),
     ] {
         let paths: Vec<&Path> = paths.iter().map(|p| p.as_path()).collect();
-        let out = run(words, &paths);
-        assert!(out.status.success(), "{words:?}: {}", text(&out.stderr));
+        ends(&run(words, &paths), 0, &[]);
     }
     let mut device = Path::new("virtual:").as_os_str().to_owned();
     device.push(&soc);
@@ -1037,8 +982,7 @@ fn names_of_files_that_are_not_text_work_or_are_refused_by_flag() {
 #[cfg(target_os = "linux")]
 #[track_caller]
 fn refused_flag(out: &Output, flag: &str) {
-    let err = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(2), "{err}");
+    let err = ends(out, 2, &[]);
     let first = err.lines().next().unwrap();
     assert!(first.contains(flag) && first.contains("is not UTF-8 text"), "{err}");
 }

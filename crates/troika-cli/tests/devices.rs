@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{example_with, in_root, json, said, stdout, troika};
+use common::{example_with, fails, in_root, json, said, stdout, troika};
 
 fn example() -> String {
     format!("virtual:{}", in_root("socs/example.toml"))
@@ -42,9 +42,7 @@ fn what_is_wrong_with_a_virtual_device_is_one_sentence() {
         (file("e.toml", "[[processor]]", "only = [\n[[processor]]"), "e.toml, line"),
     ] {
         let out = troika(&["run", "-p", "Hi", "-n", "1", "--device", &device]);
-        let error = said(&out);
-        assert!(!out.status.success() && out.stdout.is_empty(), "{device}");
-        assert!(error.contains(says) && !error.contains("panicked"), "{device}: {error}");
+        fails(&out, &[says]);
     }
 }
 
@@ -89,10 +87,7 @@ fn devices_that_compute_nothing_count_tokens_up() {
     let text_file = dir.path().join("text");
     std::fs::write(&text_file, "It was a dark night. ".repeat(40)).unwrap();
     let args = ["perplexity", "-f", text_file.to_str().unwrap(), "-c", "16", "--device", &off];
-    let out = troika(&args);
-    let error = said(&out);
-    assert!(!out.status.success() && out.stdout.is_empty(), "{error}");
-    assert!(error.contains(nothing) && error.contains("no logits to read"), "{error}");
+    fails(&troika(&args), &[nothing, "no logits to read"]);
 }
 
 /// Compiling takes modelled time on a virtual device, as long as the file says.

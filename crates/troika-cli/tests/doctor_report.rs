@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use common::{ctrl_c, read_json, said, started, stdout, text};
+use common::{ctrl_c, ends, read_json, said, started, stdout, text};
 
 fn command(dir: &Path, args: &[&str]) -> Command {
     let mut c = common::command(&["doctor"]);
@@ -25,12 +25,6 @@ fn command(dir: &Path, args: &[&str]) -> Command {
 
 fn doctor(dir: &Path, args: &[&str]) -> Output {
     command(dir, args).output().unwrap()
-}
-
-/// Exit code and error of a command that fails.
-fn refused(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
-    let out = doctor(dir, args);
-    (out.status.code(), said(&out))
 }
 
 fn says(report: &Value, name: &str) -> String {
@@ -108,8 +102,8 @@ fn reports_stand_side_by_side() {
         ("notes", "notes: it is no report"),
         ("none", "none: the report cannot be read: "),
     ] {
-        let (code, said) = refused(dir.path(), &["--read", "a", file]);
-        assert!(code == Some(1) && said.contains(why) && said.lines().count() == 1, "{said}");
+        let told = ends(&doctor(dir.path(), &["--read", "a", file]), 1, &[why]);
+        assert_eq!(told.lines().count(), 1, "{told}");
     }
 }
 
@@ -123,13 +117,11 @@ fn a_file_that_cannot_be_written_is_told_before_anything_is_measured() {
         (".", 1, "cannot write the report ."),
         ("notes", 2, "--report notes would replace a file that troika did not write"),
     ] {
-        let (found, said) = refused(dir.path(), &["--report", file]);
-        assert!(found == Some(code) && said.contains(why), "{said}");
-        assert!(!said.contains("kernels of"), "{said}");
+        let told = ends(&doctor(dir.path(), &["--report", file]), code, &[why]);
+        assert!(!told.contains("kernels of"), "{told}");
     }
     assert_eq!(std::fs::read_to_string(dir.path().join("notes")).unwrap(), "buy milk\n");
-    let (code, said) = refused(dir.path(), &["--seconds", "5"]);
-    assert!(code == Some(2) && said.contains("--report"), "{said}");
+    ends(&doctor(dir.path(), &["--seconds", "5"]), 2, &["--report"]);
 }
 
 /// Waits until a first step is in the file.
@@ -150,9 +142,7 @@ fn what_was_measured_before_an_end_is_kept() {
     let child = begun(dir.path());
     ctrl_c::press(&child);
     let out = child.wait_with_output().unwrap();
-    let told = said(&out);
-    assert_eq!(out.status.code(), Some(130), "{told}");
-    assert!(told.contains("what is done is kept in a.json"), "{told}");
+    ends(&out, 130, &["what is done is kept in a.json"]);
     let report = read_json(dir.path().join("a.json"));
     assert_eq!(report["state"], "interrupted");
     assert!(text(&out.stdout).contains("| interrupted after "));

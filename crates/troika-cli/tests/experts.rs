@@ -6,14 +6,7 @@ mod common;
 
 use serde_json::{Value, json};
 
-use common::{read_json, said, stdout, troika};
-
-/// The message of a failing command.
-fn refused(args: &[&str]) -> String {
-    let out = troika(args);
-    assert!(!out.status.success() && out.stdout.is_empty(), "{args:?}");
-    said(&out)
-}
+use common::{fails, read_json, said, stdout, troika};
 
 /// A text, and a calibration by it.
 struct Desk {
@@ -132,15 +125,14 @@ fn what_makes_no_sense_is_refused_with_the_flag() {
         (&["experts", "--npu-format", "w8a8"], "needs --calibration"),
         (&["alternate", "--for", "512"], "--for has no effect without --profile"),
     ] {
-        let why = refused(&[&plan[..], args].concat());
-        assert!(why.contains(says), "{args:?}: {why}");
+        fails(&troika(&[&plan[..], args].concat()), &[says]);
     }
-    let one = refused(&["plan", "--device", "a=cpu", "--strategy", "experts"]);
-    assert!(one.contains("two devices or more"), "{one}");
-    let idle = refused(&["plan", "--expert-group-mib", "4"]);
-    assert!(idle.contains("only --strategy experts groups experts"), "{idle}");
+    let one = troika(&["plan", "--device", "a=cpu", "--strategy", "experts"]);
+    fails(&one, &["two devices or more"]);
+    let idle = troika(&["plan", "--expert-group-mib", "4"]);
+    fails(&idle, &["only --strategy experts groups experts"]);
     // The calibration of another model.
     let foreign = ["--synthetic", "qwen3-moe-tiny", "--calibration", &desk.at("calibration.json")];
-    let foreign = refused(&[&plan[..], &["experts"], &foreign].concat());
-    assert!(foreign.contains("calibrate this model"), "{foreign}");
+    let foreign = troika(&[&plan[..], &["experts"], &foreign].concat());
+    fails(&foreign, &["calibrate this model"]);
 }

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use common::{json, said, started, stdout};
+use common::{ends, fails, json, said, started, stdout};
 
 const HI: [&str; 7] = ["run", "-p", "Hello", "-n", "8", "--temp", "0"];
 const GPU: [&str; 2] = ["--device", "gpu:llvmpipe"];
@@ -191,20 +191,14 @@ fn a_software_adapter_is_not_chosen() {
         (&["-ngl", "2", "--strategy", "alternate"], "--strategy"),
         (&["-ngl", "2", "--device", "cpu"], "--device"),
     ] {
-        let output = troika(&[&HI[..], wrong].concat());
-        let told = said(&output);
-        assert!(!output.status.success() && told.contains(says), "{told}");
+        fails(&troika(&[&HI[..], wrong].concat()), &[says]);
     }
 }
 
 /// Budgets that are none, tiny, or more than there is: the CPU computes with a line, or it works.
 #[test]
 fn odd_budgets_are_told_or_work() {
-    let refused_by = |args: &[&str]| {
-        let output = troika(&[&HI[..], args].concat());
-        assert_eq!(output.status.code(), Some(2));
-        said(&output)
-    };
+    let refused_by = |args: &[&str]| ends(&troika(&[&HI[..], args].concat()), 2, &[]);
     assert!(refused_by(&["--kv-size", "0"]).contains("'0' for '--kv-size"));
     let beyond = format!("gpu={}", u64::MAX);
     assert!(refused_by(&["--device-memory", &beyond]).contains("a number of MiB"));

@@ -14,7 +14,8 @@ use tempfile::TempDir;
 use troika::model::chat::{ChatInput, ChatTemplate, HelperCommand};
 
 use common::{
-    answering, command, in_root, json, limited, linked_model, read_json, root, text, troika,
+    answering, command, ends, fails, in_root, json, limited, linked_model, read_json, root, text,
+    troika,
 };
 
 /// With a home of the Hub's models.
@@ -337,9 +338,7 @@ fn templates_that_never_end_are_ended() {
         [(loops, "more work"), (doubles, "more work"), (&compared, "longer than 30 seconds")]
     {
         let start = Instant::now();
-        let out = with_template(template, &["-p", "x"]);
-        assert_eq!(out.status.code(), Some(1));
-        assert!(text(&out.stderr).contains(why), "{}", text(&out.stderr));
+        ends(&with_template(template, &["-p", "x"]), 1, &[why]);
         assert!(start.elapsed() < Duration::from_secs(120));
     }
 }
@@ -404,10 +403,7 @@ fn sampling_parameters_out_of_range_are_refused() {
         ("--logit-bias", "99999-1"),
     ] {
         let out = troika(&["run", "-p", "x", "-n", "1", flag, value]);
-        assert_eq!(out.status.code(), Some(2), "{flag} {value}");
-        let err = text(&out.stderr);
-        assert!(err.contains(flag), "{flag} {value}: {err}");
-        assert!(out.stdout.is_empty());
+        assert_eq!(fails(&out, &[flag]), 2, "{flag} {value}");
     }
     for (flag, value) in [
         ("--temp", "-1"),
@@ -420,7 +416,6 @@ fn sampling_parameters_out_of_range_are_refused() {
         ("--logit-bias", "5-inf"),
         ("--seed", "-7"),
     ] {
-        let out = troika(&["run", "-p", "x x x", "-n", "3", flag, value]);
-        assert_eq!(out.status.code(), Some(0), "{flag} {value}: {}", text(&out.stderr));
+        ends(&troika(&["run", "-p", "x x x", "-n", "3", flag, value]), 0, &[]);
     }
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use common::hub::{Answers, Files, Hub};
-use common::{json, read_json, root, said, stdout};
+use common::{ends, json, read_json, root, said, stdout};
 
 const NAME: &str = "m-Q4_0.gguf";
 
@@ -124,9 +124,7 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
         for args in [&RUN[..], &["pull", "o/n"], &["serve", "o/n", "--port", "0"]] {
             let (hub, home) = (safetensors(&config), tempfile::tempdir().unwrap());
             *hub.lists.lock().unwrap() = 2;
-            let out = hub.command(home.path(), args).output().unwrap();
-            let text = said(&out);
-            assert_eq!(out.status.code(), Some(1), "{text}");
+            let text = ends(&hub.command(home.path(), args).output().unwrap(), 1, &[]);
             assert!(text.lines().last().unwrap().contains(says), "{text}");
             let log = hub.log.lock().unwrap();
             assert!(!log.iter().any(|line| line.contains("safetensors")), "{log:?}");
@@ -137,9 +135,7 @@ fn a_model_that_is_not_supported_is_refused_before_its_weights_are_fetched() {
     let (hub, home) = (safetensors(&llama.to_string()), tempfile::tempdir().unwrap());
     *hub.lists.lock().unwrap() = 2;
     let out = hub.command(home.path(), &["pull", "o/n"]).output().unwrap();
-    let text = said(&out);
-    assert!(out.status.success(), "{text}");
-    assert!(text.contains("o/n: llama in float32, "), "{text}");
+    ends(&out, 0, &["o/n: llama in float32, "]);
     assert!(hub.log.lock().unwrap().iter().any(|line| line.contains("safetensors")));
 }
 
@@ -157,9 +153,7 @@ fn gguf(architecture: &str, behind: usize) -> Vec<u8> {
 fn a_gguf_file_is_looked_at_by_its_header() {
     let home = tempfile::tempdir().unwrap();
     let hub = Hub::of(vec![(NAME.to_string(), gguf("kimik", 12 << 20))]);
-    let out = hub.command(home.path(), &RUN).output().unwrap();
-    let text = said(&out);
-    assert_eq!(out.status.code(), Some(1), "{text}");
+    let text = ends(&hub.command(home.path(), &RUN).output().unwrap(), 1, &[]);
     let last = text.lines().last().unwrap();
     assert!(last.starts_with("troika: o/n: its GGUF file") && last.contains("kimik"), "{text}");
     let log = hub.log.lock().unwrap().clone();
@@ -167,9 +161,7 @@ fn a_gguf_file_is_looked_at_by_its_header() {
 
     let home = tempfile::tempdir().unwrap();
     let hub = Hub::of(vec![(NAME.to_string(), gguf("llama", 12 << 20))]);
-    let out = hub.command(home.path(), &RUN).output().unwrap();
-    let text = said(&out);
-    assert!(out.status.success(), "{text}");
+    let text = ends(&hub.command(home.path(), &RUN).output().unwrap(), 0, &[]);
     let line = text.lines().find(|line| line.starts_with("o/n: ")).unwrap();
     assert!(line.contains("llama in Q4_0, ") && line.contains("it runs on "), "{text}");
     assert!(line.contains("fits into the "), "{text}");
@@ -233,10 +225,8 @@ fn odd_answers_to_ranges_end_in_an_answer_or_a_sentence() {
         let home = tempfile::tempdir().unwrap();
         let hub = Hub::that(answers, vec![(NAME.to_string(), file)]);
         let out = hub.command(home.path(), &RUN).output().unwrap();
-        let text = said(&out);
         let (code, says) = says.map_or_else(|says| (1, says), |says| (0, says));
-        assert_eq!(out.status.code(), Some(code), "{text}");
-        assert!(text.contains(says), "{says}: {text}");
+        let text = ends(&out, code, &[says]);
         if code == 1 {
             assert!(text.lines().last().unwrap().starts_with("troika: o/n: "), "{text}");
         }

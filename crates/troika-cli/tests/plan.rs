@@ -10,15 +10,9 @@ use serde_json::Value;
 use troika::plan::{Phase, Plan};
 use troika::{DeviceOptions, OpenOptions, Source};
 
-use common::{edit_json, json, json_lines, read_json, said, stdout, troika};
-
-/// The exit code and message of a failing command.
-fn refused(args: &[&str]) -> (i32, String) {
-    let out = troika(args);
-    assert!(!out.status.success(), "{args:?}");
-    assert!(out.stdout.is_empty(), "{args:?}");
-    (out.status.code().unwrap(), said(&out))
-}
+use common::{
+    edit_json, fails, json, json_lines, read_json, refusal, refused, said, stdout, troika,
+};
 
 const RUN: [&str; 8] = ["run", "-p", "It was a dark night", "-n", "12", "--temp", "0", "-q"];
 
@@ -114,11 +108,8 @@ fn what_a_device_refuses_runs_elsewhere_and_is_said() {
     let cpus = ["--device", "a=cpu,b=cpu", "--strategy", "alternate"];
     stdout(&troika(&[&["plan"][..], &cpus, &["--out", file]].concat()));
     let by_plan = ["--device", cpu, "--device", &odd, "--plan", file];
-    let (_, why) = refused(&[&RUN[..], &by_plan].concat());
-    assert!(
-        why.contains("the plan has device b compute op attention of segment attention"),
-        "{why}"
-    );
+    let why = "the plan has device b compute op attention of segment attention";
+    fails(&troika(&[&RUN[..], &by_plan].concat()), &[why]);
     let out = troika(&[&RUN[..], &by_plan, &["--fallback"]].concat());
     let note = said(&out);
     assert_eq!(stdout(&out), alone);
@@ -127,8 +118,8 @@ fn what_a_device_refuses_runs_elsewhere_and_is_said() {
     assert_eq!(stdout(&troika(&[&RUN[..], &["--fallback"]].concat())), alone);
 
     // No other device is available.
-    let (_, why) = refused(&[&RUN[..], &["--device", &odd]].concat());
-    assert!(why.contains("no device takes attention of segment attention; b:"), "{why}");
+    let out = troika(&[&RUN[..], &["--device", &odd]].concat());
+    fails(&out, &["no device takes attention of segment attention; b:"]);
 }
 
 #[test]
@@ -195,17 +186,16 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
         (dir.path().join("none.json").to_str().unwrap().to_string(), "none.json"),
     ];
     for (file, expected) in &cases {
-        let (_, said) = refused(&[&RUN[..], &two(), &["--plan", file]].concat());
-        assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
+        let out = troika(&[&RUN[..], &two(), &["--plan", file]].concat());
+        fails(&out, &[expected]);
+        refusal(&out);
     }
     let more = ["--plan", &good];
-    let (code, said) = refused(&[&RUN[..], &more].concat());
-    assert!(said.contains("good.json: ") && said.contains("device a"), "{said}");
-    assert!(said.contains("--device"), "{said}");
-    assert_eq!(code, 1);
+    let out = troika(&[&RUN[..], &more].concat());
+    assert_eq!(fails(&out, &["good.json: ", "device a", "--device"]), 1);
     for rival in [["-c", "99"], ["--strategy", "alternate"], ["--ubatch-size", "8"]] {
-        let (code, said) = refused(&[&RUN[..], &two(), &more, &rival].concat());
-        assert!(code == 2 && said.contains("cannot be used with"), "{said}");
+        let out = troika(&[&RUN[..], &two(), &more, &rival].concat());
+        assert_eq!(fails(&out, &["cannot be used with"]), 2);
     }
     for (args, expected) in [
         (&["--device", "tpu"][..], "is no device"),
@@ -229,10 +219,10 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
             "leaves device b nothing to compute; its share of the columns must be from 0.002 to 0.998",
         ),
     ] {
-        let (code, said) = refused(&[&RUN[..], args].concat());
-        assert!(code == 2 && said.contains(expected), "{args:?}: {said}");
+        assert_eq!(fails(&troika(&[&RUN[..], args].concat()), &[expected]), 2, "{args:?}");
     }
-    assert_eq!(refused(&["devices", "--device", "a=cpu", "--device", "a=cpu"]).0, 2);
+    let twice = troika(&["devices", "--device", "a=cpu", "--device", "a=cpu"]);
+    assert_eq!(fails(&twice, &[]), 2);
 }
 
 /// No flag beside a plan can change its context.
@@ -243,17 +233,18 @@ fn lengths_beyond_a_plans_context_name_the_plan() {
     let file = file.to_str().unwrap();
     stdout(&troika(&["plan", "-c", "12", "--out", file]));
     let text = "a text of more tokens than that, and some more of them";
-    let (code, said) = refused(&["run", "--plan", file, "-p", text]);
-    assert!(code == 1 && said.contains("the context is the plan's; troika plan -c"), "{said}");
-    assert!(!said.contains("(-c)"), "{said}");
+    let out = troika(&["run", "--plan", file, "-p", text]);
+    assert_eq!(fails(&out, &["the context is the plan's; troika plan -c"]), 1);
+    assert!(!said(&out).contains("(-c)"), "{}", said(&out));
     let bench = ["bench", "--plan", file, "-r", "1", "-o", "json"];
     for lengths in [["-p", "10,13", "-n", "0"], ["-p", "4", "-n", "13"]] {
-        let (code, said) = refused(&[&bench[..], &lengths].concat());
-        assert!(code == 2 && said.contains("small.json: the plan's context is 12"), "{said}");
-        assert!(said.contains("13 tokens are to be measured"), "{said}");
+        let out = troika(&[&bench[..], &lengths].concat());
+        let words = ["small.json: the plan's context is 12", "13 tokens are to be measured"];
+        assert_eq!(fails(&out, &words), 2);
     }
-    let (_, said) = refused(&[&bench[..], &["-p", "10,3000"]].concat());
-    assert!(said.contains("the plan's context is 12") && !said.contains("-c;"), "{said}");
+    let out = troika(&[&bench[..], &["-p", "10,3000"]].concat());
+    fails(&out, &["the plan's context is 12"]);
+    assert!(!said(&out).contains("-c;"), "{}", said(&out));
     // As many as fit the context.
     let lengths = ["-p", "12", "-n", "12"];
     let table = json(&troika(&[&bench[..], &lengths].concat()));
@@ -286,8 +277,7 @@ fn a_plan_states_the_rows_of_static_shapes() {
         ("decode", serde_json::json!([1]), "rule 1 of decode has row buckets, but a takes any"),
     ] {
         edit(phase, rows);
-        let (code, said) = refused(&by_plan);
-        assert!(code == 1 && said.contains(words) && said.lines().count() == 1, "{said}");
+        refused(&troika(&by_plan), 1, &[words]);
     }
 }
 
@@ -308,10 +298,9 @@ fn how_devices_wait_is_the_plans_to_say() {
         assert_eq!(row["sync"], "blocking", "{more:?}");
     }
     let both = [&RUN[..], &two(), &by_plan, &["--sync", "predicted"]].concat();
-    let (code, said) = refused(&both);
-    assert!(code == 2 && said.contains("cannot be used with"), "{said}");
-    let (code, said) = refused(&[&RUN[..], &["--sync", "never"]].concat());
-    assert!(code == 2 && said.contains("'never'") && said.contains("blocking"), "{said}");
+    assert_eq!(fails(&troika(&both), &["cannot be used with"]), 2);
+    let never = troika(&[&RUN[..], &["--sync", "never"]].concat());
+    assert_eq!(fails(&never, &["'never'", "blocking"]), 2);
 }
 
 /// A plan for a shape needs no weights: these would have 120 GB.
@@ -366,8 +355,7 @@ fn values_of_16_bits_halve_what_is_copied() {
         [("I32", "has values of type I32; use"), ("F9", "\"F9\" is not known here")]
     {
         planned(&[], dtype);
-        let (code, said) = refused(&[&RUN[..], &["--plan", file]].concat());
-        assert!(code == 1 && said.contains(words) && said.lines().count() == 1, "{said}");
+        refused(&troika(&[&RUN[..], &["--plan", file]].concat()), 1, &[words]);
     }
     planned(&[], "BF16");
     let bench = ["bench", "-p", "8", "-n", "0", "-r", "1", "-o", "jsonl", "--plan", file];
@@ -419,10 +407,9 @@ fn rules_by_length_write_the_same_text() {
     let mut torn = plan.clone();
     torn["prefill"]["lengths"][0]["rules"] = rules("split-columns=0.3");
     std::fs::write(file, torn.to_string()).unwrap();
-    let (_, said) = refused(&run);
-    assert!(said.contains("use a cache in one place"), "{said}");
+    fails(&troika(&run), &["use a cache in one place"]);
     plan["prefill"]["lengths"][1]["up_to"] = 5.into();
     std::fs::write(file, plan.to_string()).unwrap();
-    let (code, said) = refused(&run);
-    assert!(code == 1 && said.contains("leaves nothing to the rules of chunks of 5"), "{said}");
+    let nothing = "leaves nothing to the rules of chunks of 5";
+    assert_eq!(fails(&troika(&run), &[nothing]), 1);
 }

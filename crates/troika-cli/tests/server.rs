@@ -13,7 +13,7 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use common::{in_root, installed, root, said};
+use common::{ends, in_root, installed, root};
 
 /// A running server.
 struct Server {
@@ -179,10 +179,7 @@ fn what_cannot_be_served_is_said_at_once() {
         (vec!["there/is/no.gguf"], 1, "no.gguf"),
         (vec!["--timeout", "soon"], 2, "no number of seconds"),
     ] {
-        let out = command(&args).output().unwrap();
-        let said = said(&out);
-        assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
-        assert!(said.contains(says), "{args:?}: {said}");
+        ends(&command(&args).output().unwrap(), code, &[says]);
     }
 }
 
@@ -311,9 +308,7 @@ fn two_models_that_fit_stay_open() {
 fn odd_budgets_of_memory_are_refused_or_work() {
     for flag in ["--kv-size", "--memory"] {
         let refused = command(&[flag, "0"]).output().unwrap();
-        let said = said(&refused);
-        assert_eq!(refused.status.code(), Some(2), "{said}");
-        assert!(said.contains(&format!("invalid value '0' for '{flag}")), "{said}");
+        ends(&refused, 2, &[&format!("invalid value '0' for '{flag}")]);
         for most in ["1", "1099511627776"] {
             let server = Server::start(&[flag, most]);
             let (status, answer) = post(&server, "/v1/completions", "", &named("tiny-moe"));

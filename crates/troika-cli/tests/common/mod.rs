@@ -103,15 +103,32 @@ pub fn refusal(out: &Output) -> String {
     err
 }
 
+/// What a command told, which ends with this code and tells all the words.
+#[track_caller]
+pub fn ends(out: &Output, code: i32, words: &[&str]) -> String {
+    let err = said(out);
+    assert_eq!(out.status.code(), Some(code), "{err}");
+    for word in words {
+        assert!(err.contains(word), "{word:?} is not in: {err}");
+    }
+    assert!(!err.contains("panicked"), "{err}");
+    err
+}
+
+/// The code of a command that fails, prints nothing, and tells all the words.
+#[track_caller]
+pub fn fails(out: &Output, words: &[&str]) -> i32 {
+    assert!(!out.status.success() && out.stdout.is_empty(), "{}", text(&out.stdout));
+    let code = out.status.code().unwrap();
+    ends(out, code, words);
+    code
+}
+
 /// The command fails with this code, prints nothing, and tells one line with all the words.
 #[track_caller]
 pub fn refused(out: &Output, code: i32, words: &[&str]) {
     let err = refusal(out);
-    assert_eq!(out.status.code(), Some(code), "{err}");
-    assert!(out.stdout.is_empty(), "{}", text(&out.stdout));
-    for word in words {
-        assert!(err.contains(word), "{word:?} is not in: {err}");
-    }
+    assert_eq!(fails(out, words), code, "{err}");
 }
 
 /// The JSON in a file.
