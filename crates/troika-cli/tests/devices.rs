@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{example_with, fails, in_root, json, said, stdout, troika};
+use common::{ends, example_with, fails, holds, in_root, json, said, stdout, troika};
 
 fn example() -> String {
     format!("virtual:{}", in_root("socs/example.toml"))
@@ -14,11 +14,9 @@ fn example() -> String {
 fn virtual_devices_are_listed_with_what_their_file_says() {
     let (npu, gpu) = (format!("{}:npu", example()), format!("g={}:gpu", example()));
     let listed = stdout(&troika(&["devices", "--device", &npu, "--device", &gpu]));
-    for line in
-        ["npu (virtual)", "static shapes: rows 32, 128, 512", "g (virtual)", "launch: 40 us"]
-    {
-        assert!(listed.contains(line), "{line}: {listed}");
-    }
+    let lines =
+        ["npu (virtual)", "static shapes: rows 32, 128, 512", "g (virtual)", "launch: 40 us"];
+    holds(&listed, &lines);
     // This machine's bandwidth does not apply to them.
     assert!(!listed.contains("read bandwidth"), "{listed}");
     let json = json(&troika(&["devices", "--json", "--device", &gpu]));
@@ -75,8 +73,7 @@ fn devices_that_compute_nothing_count_tokens_up() {
     for devices in [&["--device", &off][..], &["--device", &off, "--device", "cpu"]] {
         let strategy = if devices.len() > 2 { "alternate" } else { "one-device" };
         let out = troika(&[&run[..], devices, &["--strategy", strategy]].concat());
-        let note = said(&out);
-        assert!(note.contains(nothing) && note.contains("tokens are counted up"), "{note}");
+        ends(&out, 0, &[nothing, "tokens are counted up"]);
         let json = json(&out);
         let tokens: Vec<u64> =
             json["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap()).collect();
@@ -99,14 +96,10 @@ fn compiling_ends_when_its_time_is_up() {
     let device = format!("slow={slow}");
     let run = ["run", "-p", "Hi", "-n", "1", "--device", &device, "--compile-timeout"];
     let out = troika(&[&run[..], &["3"]].concat());
-    let error = said(&out);
-    assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{error}");
     // The codes of the first four segments. Weights come after all codes.
-    for words in
-        ["longer than 3s", "at layer 0 ", "on device slow", "with 4 of ", "(--compile-timeout)"]
-    {
-        assert!(error.contains(words), "{words}: {error}");
-    }
+    let words =
+        ["longer than 3s", "at layer 0 ", "on device slow", "with 4 of ", "(--compile-timeout)"];
+    assert_eq!(fails(&out, &words), 1);
     for enough in ["0", "100"] {
         assert!(!stdout(&troika(&[&run[..], &[enough]].concat())).is_empty());
     }

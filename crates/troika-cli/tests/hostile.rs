@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use troika::model::chat::{ChatInput, ChatTemplate, HelperCommand};
 
 use common::{
-    answering, command, ends, fails, in_root, json, limited, linked_model, read_json, root, text,
-    troika,
+    answering, command, ends, fails, holds, in_root, json, limited, linked_model, read_json, root,
+    text, troika,
 };
 
 /// With a home of the Hub's models.
@@ -35,9 +35,7 @@ fn harmless(out: &Output, words: &[&str]) {
     let all = text(&out.stdout) + &text(&out.stderr);
     let bad = |c: char| c.is_control() && c != '\n' && c != '\t' || c == '\u{202e}';
     assert!(!all.contains(bad), "{all:?}");
-    for w in words {
-        assert!(all.contains(w), "{w:?} is not in: {all}");
-    }
+    holds(&all, words);
 }
 
 #[test]

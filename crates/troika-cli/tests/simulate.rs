@@ -6,7 +6,7 @@ mod common;
 
 use serde_json::Value;
 
-use common::{fails, in_root, read_json, root, said, stdout, troika};
+use common::{fails, holds, in_root, read_json, root, said, stdout, troika};
 
 fn json(args: &[&str]) -> Value {
     common::json(&troika(args))
@@ -384,9 +384,7 @@ fn hand_overs_are_measured_where_they_are_asked_for() {
     }
     let all = json(&args);
     let ours = all[0]["ours"].as_str().unwrap();
-    for part in ["p50 ", "spinning: p50 ", "sleeping until woken: p50 "] {
-        assert!(ours.contains(part), "{ours}");
-    }
+    holds(ours, &["p50 ", "spinning: p50 ", "sleeping until woken: p50 "]);
 }
 
 #[test]

@@ -94,13 +94,22 @@ pub fn json_lines(out: &Output) -> Vec<Value> {
     stdout(out).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The one line of a command that fails.
+/// The one line of a command that fails, which has all the words.
 #[track_caller]
-pub fn refusal(out: &Output) -> String {
+pub fn refusal(out: &Output, words: &[&str]) -> String {
     let err = said(out);
     assert!(!out.status.success(), "{}", text(&out.stdout));
     assert_eq!(err.trim_end().lines().count(), 1, "{err}");
+    holds(&err, words);
     err
+}
+
+/// The text has all the words.
+#[track_caller]
+pub fn holds(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
 }
 
 /// What a command told, which ends with this code and tells all the words.
@@ -108,9 +117,7 @@ pub fn refusal(out: &Output) -> String {
 pub fn ends(out: &Output, code: i32, words: &[&str]) -> String {
     let err = said(out);
     assert_eq!(out.status.code(), Some(code), "{err}");
-    for word in words {
-        assert!(err.contains(word), "{word:?} is not in: {err}");
-    }
+    holds(&err, words);
     assert!(!err.contains("panicked"), "{err}");
     err
 }
@@ -127,7 +134,7 @@ pub fn fails(out: &Output, words: &[&str]) -> i32 {
 /// The command fails with this code, prints nothing, and tells one line with all the words.
 #[track_caller]
 pub fn refused(out: &Output, code: i32, words: &[&str]) {
-    let err = refusal(out);
+    let err = refusal(out, words);
     assert_eq!(fails(out, words), code, "{err}");
 }
 
