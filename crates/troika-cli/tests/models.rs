@@ -38,9 +38,8 @@ fn troika(home: &Path, hub: &str, args: &[&str]) -> Output {
 /// One sentence, and nothing on standard output.
 #[track_caller]
 fn refused(out: &Output, code: i32) -> String {
-    let text = said(out);
-    assert_eq!((out.status.code(), out.stdout.len()), (Some(code), 0), "{text}");
-    text.lines().last().unwrap().to_string()
+    assert_eq!(fails(out, &[]), code);
+    said(out).lines().last().unwrap().to_string()
 }
 
 fn names(home: &Path) -> Vec<String> {
