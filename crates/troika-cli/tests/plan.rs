@@ -46,8 +46,7 @@ fn every_strategy_writes_the_same_text() {
 #[test]
 fn a_plan_is_written_edited_and_run_by() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("plan.json");
-    let file = file.to_str().unwrap();
+    let file = &dir.path().join("plan.json").display().to_string();
     let make = [&["plan"][..], &two(), &["--strategy", "alternate"]].concat();
     let printed = stdout(&troika(&make));
     assert_eq!(stdout(&troika(&[&make[..], &["--out", file]].concat())), "");
@@ -90,8 +89,7 @@ fn odd(name: &str, file: &str) -> String {
 fn what_a_device_refuses_runs_elsewhere_and_is_said() {
     let alone = stdout(&troika(&RUN));
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("plan.json");
-    let file = file.to_str().unwrap();
+    let file = &dir.path().join("plan.json").display().to_string();
     let (odd, cpu) = (odd("b", "no-attention.toml"), "a=cpu");
     let both = ["--device", cpu, "--device", &odd, "--strategy", "alternate"];
     let refuses = "device b does not take attention (";
@@ -223,8 +221,7 @@ fn plans_and_devices_that_make_no_sense_are_refused_by_name() {
 #[test]
 fn lengths_beyond_a_plans_context_name_the_plan() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("small.json");
-    let file = file.to_str().unwrap();
+    let file = &dir.path().join("small.json").display().to_string();
     stdout(&troika(&["plan", "-c", "12", "--out", file]));
     let text = "a text of more tokens than that, and some more of them";
     let out = troika(&["run", "--plan", file, "-p", text]);
@@ -248,8 +245,7 @@ fn lengths_beyond_a_plans_context_name_the_plan() {
 #[test]
 fn a_plan_states_the_rows_of_static_shapes() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("plan.json");
-    let file = file.to_str().unwrap();
+    let file = &dir.path().join("plan.json").display().to_string();
     let devices = ["--device", &odd("b", "static-shapes.toml"), "--device", "a=cpu"];
     let make = [&["plan"][..], &devices, &["--strategy", "prefill-decode", "--out", file]].concat();
     stdout(&troika(&make));
@@ -278,8 +274,7 @@ fn a_plan_states_the_rows_of_static_shapes() {
 #[test]
 fn how_devices_wait_is_the_plans_to_say() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("plan.json");
-    let file = file.to_str().unwrap();
+    let file = &dir.path().join("plan.json").display().to_string();
     let blocking = ["--strategy", "alternate", "--sync", "blocking"];
     let alone = stdout(&troika(&RUN));
     assert_eq!(stdout(&troika(&[&RUN[..], &two(), &blocking].concat())), alone);
@@ -309,8 +304,7 @@ fn shapes_are_planned_without_weights() {
 fn values_of_16_bits_halve_what_is_copied() {
     let own = format!("a=cpu,{}", odd("b", "own-memory.toml"));
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("plan.json");
-    let file = file.to_str().unwrap();
+    let file = &dir.path().join("plan.json").display().to_string();
     let planned = |more: &[&str], values: &str| {
         stdout(&troika(&[&["plan", "--out", file][..], more].concat()));
         edit_json(file.as_ref(), |plan| {
@@ -377,8 +371,7 @@ fn bench_and_devices_take_devices_too() {
 fn rules_by_length_write_the_same_text() {
     let alone = stdout(&troika(&RUN));
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("plan.json");
-    let file = file.to_str().unwrap();
+    let file = &dir.path().join("plan.json").display().to_string();
     let make = |strategy: &str| {
         let more = ["--strategy", strategy, "--ubatch-size", "4"];
         json(&troika(&[&["plan"][..], &two(), &more].concat()))
