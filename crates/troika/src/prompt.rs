@@ -43,11 +43,7 @@ impl Conversation {
 
 impl Model {
     fn need_tokenizer(&self) -> Result<&Tokenizer, Error> {
-        self.opened
-            .text
-            .tokenizer
-            .as_deref()
-            .ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
+        self.tokenizer().ok_or_else(|| Error::NoTokenizer(self.opened.name.clone()))
     }
 
     /// Checks that a text of `bytes` bytes may fit the context: a context of the longest tokens has
