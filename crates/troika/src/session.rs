@@ -291,10 +291,8 @@ impl Session {
         if let Some(constraint) = constraint {
             sampler.constrain(constraint);
         }
-        let wanted = match sampler.wanted_top_k().filter(|_| request.logprobs.is_none()) {
-            Some(count) => WantedLogits::TopK(count),
-            None => WantedLogits::Last,
-        };
+        let wanted = sampler.wanted_top_k().filter(|_| request.logprobs.is_none());
+        let wanted = wanted.map_or(WantedLogits::Last, WantedLogits::TopK);
         let generating = Some(generating(opened, request, sampler, prompt.len()));
         lock(&self.state).restart(generating);
         self.text = Some(TextOutput::new(opened, request, prompt.len()));
@@ -328,10 +326,7 @@ impl Session {
         if self.is_done() {
             return Ok(None);
         }
-        match take(&self.state) {
-            Some(taken) => self.take_piece(taken),
-            None => Ok(None),
-        }
+        take(&self.state).map_or(Ok(None), |taken| self.take_piece(taken))
     }
 
     /// The next token if it is ready, `None` at the end; otherwise the caller is woken when there is
@@ -343,10 +338,7 @@ impl Session {
         }
         // Before looking, so that no event is missed.
         lock(&self.state).waker = Some(cx.waker().clone());
-        match take(&self.state) {
-            Some(taken) => Poll::Ready(self.take_piece(taken)),
-            None => Poll::Pending,
-        }
+        take(&self.state).map_or(Poll::Pending, |taken| Poll::Ready(self.take_piece(taken)))
     }
 
     /// How far the prompt of the generation is read; `None` before that begins.

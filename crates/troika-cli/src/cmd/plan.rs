@@ -214,10 +214,8 @@ fn copied(phases: &[PhaseCopies]) -> String {
 }
 
 fn copy_line(what: &str, tokens: &str, c: &CopyCount) -> String {
-    let memory = |device: &Option<String>| match device {
-        Some(device) => format!("memory of {device}"),
-        None => "host memory".to_string(),
-    };
-    let (from, to) = (memory(&c.from), memory(&c.to));
+    let memory = |device: &String| format!("memory of {device}");
+    let [from, to] =
+        [&c.from, &c.to].map(|at| at.as_ref().map_or("host memory".to_string(), memory));
     format!("| {what} | {tokens} | {from} | {to} | {} | {} |\n", c.count, c.bytes)
 }

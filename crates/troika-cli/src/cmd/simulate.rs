@@ -69,10 +69,8 @@ fn fields(options: &SimulateOptions, f: &Figures) -> serde_json::Value {
 }
 
 fn table(options: &SimulateOptions, f: &Figures) -> String {
-    let or_none = |x: Option<f64>, unit: &str| match x {
-        Some(x) => format!("{x:.2} {unit}"),
-        None => "not known".into(),
-    };
+    let or_none =
+        |x: Option<f64>, unit: &str| x.map_or("not known".into(), |x| format!("{x:.2} {unit}"));
     let frames = options.co_run.map_or(String::new(), |_| {
         let [prefill, decode] = f.frame_rates;
         match f.tpot_ms() {

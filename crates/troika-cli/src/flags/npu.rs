@@ -30,10 +30,8 @@ const MOST_EVENTS: usize = 10_000;
 
 /// A level of profiling, with the folder of the profilers' own files.
 fn profiling(text: &str) -> Result<Profiling, String> {
-    let (level, folder) = match text.split_once('=') {
-        Some((level, folder)) => (level, Some(folder.into())),
-        None => (text, None),
-    };
+    let (level, folder) =
+        text.split_once('=').map_or((text, None), |(level, folder)| (level, Some(folder.into())));
     let known = || ProfilingLevel::ALL.map(ProfilingLevel::name).join(", ");
     let (level, most_events) = match level.split_once(':') {
         Some((level, most)) => (level, most.parse().ok().filter(|most| *most > 0)),

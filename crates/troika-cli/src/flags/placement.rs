@@ -89,10 +89,8 @@ pub struct WantedLengths {
 }
 
 fn lengths(text: &str) -> Result<WantedLengths, String> {
-    let (prompt, answer) = match text.split_once(',') {
-        Some((prompt, answer)) => (prompt, Some(answer)),
-        None => (text, None),
-    };
+    let (prompt, answer) =
+        text.split_once(',').map_or((text, None), |(prompt, answer)| (prompt, Some(answer)));
     let read = |text: &str| {
         let wrong = |_| format!("{text:?} is no number of tokens, as in 512 or 512,128");
         text.parse::<usize>().map_err(wrong)

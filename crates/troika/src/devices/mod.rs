@@ -243,10 +243,8 @@ fn names(specs: &[DeviceSpec], plain: &[&str]) -> Result<Vec<String>, DeviceErro
         let taken =
             |n: &String| names.contains(n) || specs.iter().any(|s| s.name.as_ref() == Some(n));
         let numbered = |i: usize| if i == 0 { plain.to_string() } else { format!("{plain}{i}") };
-        let name = match &spec.name {
-            Some(name) => name.clone(),
-            None => (0..).map(numbered).find(|n| !taken(n)).unwrap_or_default(),
-        };
+        let free = || (0..).map(numbered).find(|n| !taken(n)).unwrap_or_default();
+        let name = spec.name.clone().unwrap_or_else(free);
         if names.contains(&name) {
             let why = "two devices have this name; give each one of its own".into();
             return Err(DeviceError::System { device: name, why });
