@@ -7,6 +7,7 @@
 //! goes through [`json_document`].
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -128,6 +129,11 @@ pub fn note(text: &str) {
 /// A line besides the answer, which may quote untrusted text.
 pub fn note_line(text: &str) {
     note(&format!("{}\n", printable(&shortened(text))));
+}
+
+/// Warnings, each in a line besides the answer.
+pub fn warn(warnings: impl IntoIterator<Item = impl Display>) {
+    warnings.into_iter().for_each(|warning| note_line(&format!("warning: {warning}")));
 }
 
 /// A message of readable length. Messages may quote long values from a model's files: keeps the

@@ -90,7 +90,7 @@ impl Listed {
         });
         let kernels = kernels.map_err(|e| CliError::Troika(e.into()))?;
         keep_checked(gpu, device, &kernels);
-        gpu.notes.take().iter().for_each(|note| output::note_line(&format!("warning: {note}")));
+        output::warn(gpu.notes.take());
         for CheckedKernel { name, error, fault } in &kernels {
             self.line(&match (error, fault) {
                 (Some(error), None) => format!("{name}: as the CPU, within {error:.0e}"),

@@ -4,7 +4,6 @@ use serde_json::json;
 use troika::{Error, Model, Outliers, Perplexity, Scored, Source};
 
 use super::calibrate::window_options;
-use super::run;
 use crate::error::CliError;
 use crate::flags::{CalibrationArgs, OpenArgs, PerplexityArgs};
 use crate::input::read_input;
@@ -55,7 +54,7 @@ impl Measuring<'_> {
         options.devices.auto = opening.compute.placement.auto_or_open(&opening.compute.quant);
         let model = Model::open(source, &options)?;
         let window = model.context();
-        run::warn_of(&model);
+        output::warn(model.warnings());
         let none = || CliError::NoTokenizer(source.to_string());
         let tokenizer = model.tokenizer().ok_or_else(none)?;
         // Special tokens in the text are plain text.

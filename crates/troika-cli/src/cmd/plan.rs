@@ -34,7 +34,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         compile(&subject, &options, &mut planned)?;
     }
     let plan = &planned.plan;
-    planned.changes.iter().for_each(|change| output::note_line(&format!("warning: {change}")));
+    output::warn(&planned.changes);
     tracer.notes().iter().for_each(|note| output::note_line(note));
     if let Some(path) = &args.out {
         file::write_json("plan", path, &plan.to_json())?;

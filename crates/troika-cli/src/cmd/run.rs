@@ -69,7 +69,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
 
 /// Says what there is to know of an open model.
 fn tell(model: &Model, args: &RunArgs, prompt: &Prompt) -> Result<(), CliError> {
-    warn_of(model);
+    output::warn(model.warnings());
     if let Some(why) = no_system(model, args, prompt) {
         output::note_line(&format!("warning: the system prompt is not used: {why}"));
     }
@@ -77,15 +77,10 @@ fn tell(model: &Model, args: &RunArgs, prompt: &Prompt) -> Result<(), CliError> 
         output::note_line("all devices are virtual: times are modelled");
     }
     if args.verbose {
-        model.scan().iter().for_each(|why| output::note_line(&format!("warning: {why}")));
+        output::warn(model.scan());
         output::note(&verbose(model)?);
     }
     Ok(())
-}
-
-/// Prints a model's warnings.
-pub(super) fn warn_of(model: &Model) {
-    model.warnings().iter().for_each(|w| output::note_line(&format!("warning: {w}")));
 }
 
 enum Prompt {

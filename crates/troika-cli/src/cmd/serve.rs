@@ -81,9 +81,8 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
         sources.push((plain_name(Path::new(name)), resolve::model(&of)?));
     }
     if let Some(dir) = &args.models_dir {
-        for path in models_in(dir)? {
-            sources.push((plain_name(&path), Source::Path(path)));
-        }
+        let named = |path: PathBuf| (plain_name(&path), Source::Path(path));
+        sources.extend(models_in(dir)?.into_iter().map(named));
     }
     if sources.is_empty() {
         sources.push(("built-in".into(), Source::BuiltIn));

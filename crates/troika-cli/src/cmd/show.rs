@@ -18,9 +18,7 @@ pub fn run(args: &ShowArgs) -> Result<(), CliError> {
     let source = resolve::model(&args.model)?;
     let quant = args.quant;
     let described = describe(&source, BindOptions { float: FloatType::Auto, quant })?;
-    for w in described.store.warnings() {
-        output::note_line(&format!("warning: {w}"));
-    }
+    output::warn(described.store.warnings());
     let errors = described.store.quantization_error().map_err(troika::Error::from)?;
     let (name, kept) = (source.to_string(), Kept::of(&described)?);
     if args.json {

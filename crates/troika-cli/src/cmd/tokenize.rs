@@ -14,10 +14,9 @@ pub fn run(args: &TokenizeArgs) -> Result<(), CliError> {
         Some(p) => p.clone(),
         None => read_input(args.file.as_deref())?,
     };
-    let warn = |w: &String| output::note_line(&format!("warning: {w}"));
     let (tokenizer, warning) = resolve::tokenizer(&source)?;
-    warning.iter().for_each(warn);
-    tokenizer.warnings().iter().for_each(warn);
+    output::warn(warning);
+    output::warn(tokenizer.warnings());
     let ids = tokenizer
         .encode(&text, !args.no_bos, !args.no_parse_special)
         .map_err(troika::Error::from)?;

@@ -27,7 +27,6 @@ use crate::flags::{BenchArgs, TableFlag, chat_helper};
 use crate::stats::counted;
 use crate::{expert_groups, output, resolve};
 
-use super::run::warn_of;
 use print::BenchRows;
 use row::{Facts, Row, Test};
 
@@ -223,7 +222,7 @@ fn open(subject: &Subject, mut options: OpenOptions, tracer: Tracer) -> Result<M
         Subject::Files(source) => Model::open_with_helper(source, &options, chat_helper())?,
         Subject::Synthetic(_) => subject.open(&options)?,
     };
-    warn_of(&model);
+    output::warn(model.warnings());
     Ok(model)
 }
 
