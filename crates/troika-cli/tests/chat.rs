@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use common::linked_model;
+use common::{holds, linked_model};
 
 /// The command on a terminal of its own.
 struct Terminal {
@@ -61,11 +61,13 @@ impl Terminal {
         }
     }
 
-    /// What else is shown, and the command's exit code.
-    fn end(mut self) -> (String, Option<i32>) {
+    /// The command ends with a code, and all that is shown has the words.
+    #[track_caller]
+    fn end(mut self, code: i32, words: &[&str]) {
         let rest: Vec<u8> = self.screen.iter().collect();
         self.shown += &String::from_utf8_lossy(&rest);
-        (self.shown, self.child.wait().unwrap().code())
+        assert_eq!(self.child.wait().unwrap().code(), Some(code), "{}", self.shown);
+        holds(&self.shown, words);
     }
 }
 
@@ -91,9 +93,7 @@ fn ctrl_c_drops_the_line_and_twice_ends() {
         t.see(&["once more", PROMPT]);
     }
     t.press(CTRL_C);
-    let (shown, code) = t.end();
-    assert_eq!(code, Some(130), "{shown}");
-    assert!(shown.contains("the chat was ended by Ctrl-C"), "{shown}");
+    t.end(130, &["the chat was ended by Ctrl-C"]);
 }
 
 #[test]
@@ -118,16 +118,13 @@ fn a_chat_has_help_figures_and_a_way_out_of_a_full_context() {
     t.see(&["tok/s]", PROMPT]);
     // Ctrl-D.
     t.press(b"\x04");
-    let (shown, code) = t.end();
-    assert_eq!(code, Some(0), "{shown}");
+    t.end(0, &[]);
 }
 
 #[test]
 fn json_without_a_prompt_is_refused_on_a_terminal() {
     let Some(t) = Terminal::open("run --json", "dumb") else { return };
-    let (shown, code) = t.end();
-    assert_eq!(code, Some(2), "{shown}");
-    assert!(shown.contains("--json needs a prompt"), "{shown}");
+    t.end(2, &["--json needs a prompt"]);
 }
 
 #[test]
@@ -138,6 +135,5 @@ fn a_line_that_is_not_text_does_not_end_the_chat() {
     t.press(b"Hello\n");
     t.see(&["[1 token after", PROMPT]);
     t.press(b"/bye\n");
-    let (shown, code) = t.end();
-    assert_eq!(code, Some(0), "{shown}");
+    t.end(0, &[]);
 }
