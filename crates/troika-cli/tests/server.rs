@@ -95,10 +95,11 @@ impl Server {
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     }
 
-    /// Waits for its end. Returns the rest of what it said, and the exit code.
-    fn ended(mut self) -> (String, Option<i32>) {
+    /// Waits for its end with a code. The rest of what it said has the words.
+    fn ends(mut self, code: i32, words: &[&str]) {
         let rest = std::io::read_to_string(&mut self.said).unwrap();
-        (rest, self.child.wait().unwrap().code())
+        assert_eq!(self.child.wait().unwrap().code(), Some(code), "{rest}");
+        holds(&rest, words);
     }
 }
 
@@ -215,8 +216,7 @@ fn keys_are_asked_for() {
         [("TROIKA_API_KEY", OsStr::new("first,second")), ("TROIKA_API_KEY_FILE", file.as_os_str())]
     {
         let mut ps = common::command(&["ps", "--port", port]);
-        let out = ps.env(variable, value).output().unwrap();
-        assert!(out.status.success(), "{variable}: {out:?}");
+        ends(&ps.env(variable, value).output().unwrap(), 0, &[]);
     }
 }
 
@@ -339,8 +339,7 @@ fn a_server_that_is_told_to_stop_lets_answers_end() {
     server.terminate();
     answer.read_to_string(&mut read).unwrap();
     assert!(read.contains("data: [DONE]"), "{read}");
-    let (said, code) = server.ended();
-    assert_eq!(code, Some(0), "{said}");
+    server.ends(0, &[]);
 }
 
 /// Those that cannot are cut off, and the server says so.
@@ -351,9 +350,7 @@ fn answers_that_are_cut_off_are_counted() {
     let server = Server::start(&["--grace", "0"]);
     let (mut answer, mut read) = server.begin(1000);
     common::ctrl_c::press(&server.child);
-    let (said, code) = server.ended();
-    assert!(said.contains("answers that were cut off: 1"), "{said}");
-    assert_eq!(code, Some(130));
+    server.ends(130, &["answers that were cut off: 1"]);
     // The client can tell: the stream has no end.
     let _ = answer.read_to_string(&mut read);
     assert!(!read.contains("[DONE]"), "{read}");
