@@ -261,11 +261,7 @@ fn processes_that_are_killed_while_they_write_the_cache_leave_nothing() {
 fn a_mapped_file_that_is_shortened_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let (model, cache) = (dir.path().join("model"), dir.path().join("cache"));
-    std::fs::create_dir(&model).unwrap();
-    for entry in std::fs::read_dir(root().join("models/tiny-moe")).unwrap() {
-        let from = entry.unwrap().path();
-        std::fs::copy(&from, model.join(from.file_name().unwrap())).unwrap();
-    }
+    common::copy_files(&root().join("models/tiny-moe"), &model);
     let names = [&model, &cache].map(|p| p.display().to_string());
     let common = ["run", &names[0], "-p", "Once", "--ignore-eos", "-t", "1", "--cache-dir"];
     let args = [&common[..], &[&names[1], "--quant", "q8"]].concat();

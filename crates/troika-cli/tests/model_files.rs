@@ -9,15 +9,12 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use common::{edit_json, ends, fails, in_root, root, said, stdout, troika};
+use common::{copy_files, edit_json, ends, fails, in_root, root, said, stdout, troika};
 
 /// A copy of a test model with changed fields in its JSON files.
 fn copied(name: &str, file: &str, changes: &[(&str, Value)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(root().join("tests/golden").join(name)).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
+    copy_files(&root().join("tests/golden").join(name), dir.path());
     edit_json(&dir.path().join(file), |json| {
         for (field, value) in changes {
             json[field] = value.clone();

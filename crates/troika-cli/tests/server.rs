@@ -289,11 +289,7 @@ fn two_models_that_fit_stay_open() {
     let model = root().join("models/tiny-moe");
     let dir = tempfile::tempdir().unwrap();
     let two = dir.path().join("two");
-    std::fs::create_dir(&two).unwrap();
-    for file in std::fs::read_dir(&model).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), two.join(file.file_name())).unwrap();
-    }
+    common::copy_files(&model, &two);
     let server = Server::start(&[model.to_str().unwrap(), two.to_str().unwrap(), "--memory", "40"]);
     for name in ["tiny-moe", "two", "tiny-moe"] {
         let (status, answer) = post(&server, "/v1/completions", "", &named(name));

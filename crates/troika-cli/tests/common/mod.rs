@@ -150,6 +150,15 @@ pub fn edit_json(file: &Path, edit: impl FnOnce(&mut Value)) {
     std::fs::write(file, json.to_string()).unwrap();
 }
 
+/// Copies a folder's files to another one.
+pub fn copy_files(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let file = entry.unwrap();
+        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+}
+
 /// A folder with the config and the weights of a test model.
 pub fn golden_copy(name: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
