@@ -164,8 +164,12 @@ impl Residents {
         self.order.iter().map(|(_, expert)| *expert).find(|expert| may(*expert))
     }
 
-    /// Whether an expert that is not in memory would stay longer than one that is.
+    /// Whether an expert that is not in memory should take the place of one that is, which leaves next.
+    /// Only frequencies tell: what is used next was always used longer ago than what is in memory.
     pub fn outranks(&self, newcomer: u32, resident: u32) -> bool {
+        if self.eviction != Eviction::Frequency {
+            return true;
+        }
         let of = |expert: u32| self.known.get(expert as usize).copied().unwrap_or_default();
         let newcomer = Known { newcomer: self.full, ..of(newcomer) };
         rank(self.eviction, &newcomer) > rank(self.eviction, &of(resident))

@@ -49,6 +49,15 @@ impl ExpertRules<'_> {
     /// Devices that cannot share experts out; a group that one cannot hold.
     pub fn rules(&self) -> Result<(PlannedRules, Vec<ExpertCachePlan>), PlanError> {
         let [host, device] = devices_of(self.devices)?;
+        let (attention, most) = (self.attention_graphs(), device.caps.max_graphs);
+        if let Some(most) = most.filter(|most| *most < attention) {
+            let why = format!(
+                "attention takes up to {attention} graphs there, and {most} can be loaded; leave \
+                 attention to {}",
+                host.name
+            );
+            return Err(PlanError::ExpertGroup { device: device.name.clone(), why });
+        }
         let groups = self.groups(device)?;
         let bytes = self.limits(device).bytes.unwrap_or(u64::MAX);
         let (least_rows, kept_by) = (0, KeptBy::default());
@@ -200,10 +209,14 @@ impl ExpertRules<'_> {
         products.div_ceil(experts) + norms as u64
     }
 
+    /// Graphs of attention on the groups' device: each layer has two or three of its own.
+    fn attention_graphs(&self) -> usize {
+        if self.settings.attention { 3 * self.spec.layers.len() } else { 0 }
+    }
+
     /// What a device has left for groups.
     fn limits(&self, device: &PlanDevice) -> GroupLimits {
-        // With attention, each layer has two or three graphs of its own there.
-        let others = if self.settings.attention { 3 * self.spec.layers.len() } else { 0 };
+        let others = self.attention_graphs();
         let graphs = device.caps.max_graphs.map(|most| most.saturating_sub(others));
         let attention = if self.settings.attention { self.attention_bytes(device) } else { 0 };
         let left = device.caps.max_resident_bytes.map(|most| most.saturating_sub(attention));

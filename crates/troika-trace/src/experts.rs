@@ -28,7 +28,13 @@ pub(crate) fn by_layer(events: &[TraceEvent]) -> BTreeMap<usize, ExpertLayer> {
             of.rows.get_or_insert_default().add(rows);
         }
         if let Some((layer, part)) = part_of(&event.name) {
-            layers.entry(layer).or_default().us[part] += event.end_us - event.start_us;
+            let (us, time) =
+                (event.end_us - event.start_us, &mut layers.entry(layer).or_default().us);
+            time[part] += us;
+            // Rows are packed by the function that routes them.
+            if event.name.ends_with("[pack]") {
+                time[1] -= us;
+            }
         }
     }
     layers

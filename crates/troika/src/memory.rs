@@ -61,17 +61,13 @@ pub(crate) fn limit_experts(
     ))
 }
 
-/// Experts that are read ahead for each that is used. More would find more of them, but a disk that is
-/// busy anyway would have to read what nobody uses: at 1.5 tokens took longer than without.
-const AHEAD: f64 = 1.0;
-
 /// Has experts read ahead that a predictor names, where not all are in memory.
 pub(crate) fn read_ahead(
     store: &WeightStore,
     spec: &ModelSpec,
     options: &OpenOptions,
 ) -> Result<(), Error> {
-    if let Some(PredictorOptions { file, predictor }) = &options.predictor {
+    if let Some(PredictorOptions { file, predictor, .. }) = &options.predictor {
         let file = file.display().to_string();
         predictor.check(spec).map_err(|error| Error::Predictor { file, error })?;
     }
@@ -81,11 +77,11 @@ pub(crate) fn read_ahead(
 
 /// What names experts that will be chosen.
 pub(crate) fn forecast(options: &OpenOptions) -> Option<Arc<ExpertForecast>> {
-    let predictor = options.predictor.as_ref()?.predictor.clone();
+    let PredictorOptions { predictor, named, .. } = options.predictor.as_ref()?.clone();
     let memory: Mutex<Prediction> = Mutex::default();
     Some(Arc::new(move |layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])| {
         let Some(next) = predictor.after(layer) else { return };
-        let count = (next.top_k as f64 * AHEAD).ceil() as usize;
+        let count = named.unwrap_or(next.top_k);
         let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
         expect(next.layer, predictor.predict(next.layer, row, count, &mut memory));
     }))

@@ -226,6 +226,10 @@ pub struct PredictorOptions {
     pub file: PathBuf,
     /// The predictor.
     pub predictor: Arc<RoutingPredictor>,
+    /// Experts that it names for each layer; `None`: as many as a token uses. More find more of them,
+    /// but a disk that is busy anyway reads what nobody uses: with half as many again, tokens took
+    /// longer than without.
+    pub named: Option<usize>,
 }
 
 /// How to choose a plan by a profile.

@@ -48,6 +48,9 @@ pub struct ComputeArgs {
     /// Read experts ahead while decoding, by a file that troika train-predictor wrote
     #[arg(long, value_name = "FILE")]
     pub predictor: Option<PathBuf>,
+    /// Experts that the predictor names for each layer [default: as many as a token uses]
+    #[arg(long, value_name = "N", value_parser = thread_count(), requires = "predictor")]
+    pub predictor_experts: Option<usize>,
     /// Cores to pin the threads to, such as 0-3,8 [default: none]
     #[arg(long, visible_alias = "cpu-range", value_name = "LIST", value_parser = core_list)]
     #[arg(env = "TROIKA_CORES")]
@@ -105,7 +108,11 @@ impl ComputeArgs {
                 experts: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
                 ..MemoryLimits::default()
             },
-            predictor: self.predictor.as_deref().map(predictor).transpose()?,
+            predictor: self
+                .predictor
+                .as_deref()
+                .map(|file| predictor(file, self.predictor_experts))
+                .transpose()?,
             chunk: self.ubatch_size,
             devices: self.devices(threads),
             ..OpenOptions::default()
@@ -116,12 +123,12 @@ impl ComputeArgs {
 }
 
 /// A predictor in a file.
-fn predictor(file: &Path) -> Result<PredictorOptions, CliError> {
+fn predictor(file: &Path, named: Option<usize>) -> Result<PredictorOptions, CliError> {
     let bytes = read_bytes(file)?;
     let (file, read) = (file.to_path_buf(), RoutingPredictor::from_bytes(&bytes));
     let named = file.display().to_string();
     let read = read.map_err(|error| troika::Error::Predictor { file: named, error })?;
-    Ok(PredictorOptions { file, predictor: Arc::new(read) })
+    Ok(PredictorOptions { file, predictor: Arc::new(read), named })
 }
 
 /// How to open it.

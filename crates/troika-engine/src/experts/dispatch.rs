@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use troika_device::{
     Bindings, Buffer, CopyRows, DeviceError, HostData, HostTask, Run, SpaceId, View, Weights, Work,
@@ -62,7 +63,7 @@ impl Dispatcher {
             let now = self.of.clock.now();
             routing.began.get_or_insert(now);
         }
-        let named = std::mem::take(&mut routing.named);
+        let (named, packed) = (std::mem::take(&mut routing.named), routing.packed.take());
         let grown = self.growing.dispatched(runs, &routing.rows, &mut counts, |cache, chosen| {
             let cache = &self.caches[cache];
             let of = |(layer, expert): &(usize, usize)| cache.of.groups_of(*layer, *expert);
@@ -71,7 +72,7 @@ impl Dispatcher {
         });
         drop(routing);
         stats.with(|stats| stats.layers.entry(*layer).or_default().add(&counts));
-        self.trace(&counts);
+        self.trace(&counts, packed);
         let graph = self.graph(&grown.tasks, None)?;
         let graph = match self.growing.ahead(&grown) {
             ahead if ahead.is_empty() => graph,
@@ -109,8 +110,8 @@ impl Dispatcher {
         Ok(graph.growing(&numbers, Arc::new(arrived)))
     }
 
-    /// Records what was routed.
-    fn trace(&self, counts: &LayerCounts) {
+    /// Records what was routed, and when its rows were packed.
+    fn trace(&self, counts: &LayerCounts, packed: Option<(Duration, Duration)>) {
         if !self.tracer.enabled() {
             return;
         }
@@ -123,13 +124,12 @@ impl Dispatcher {
             dropped: sum(|e| e.dropped),
             launches: counts.group_runs + counts.rest_runs,
         };
-        self.tracer.record(Span {
-            name: format!("layer {} experts [rows]", self.of.layer).into(),
-            lane: self.lane.clone(),
-            start: now,
-            end: now,
-            args: rows.args(),
-        });
+        let record = |what: &str, (start, end), args| {
+            let name = format!("layer {} experts [{what}]", self.of.layer).into();
+            self.tracer.record(Span { name, lane: self.lane.clone(), start, end, args });
+        };
+        packed.into_iter().for_each(|times| record("pack", times, Vec::new()));
+        record("rows", (now, now), rows.args());
     }
 
     fn task(&self, grown: &GrownTask, loaded: Option<&Arc<Weights>>) -> Result<Task, EngineError> {

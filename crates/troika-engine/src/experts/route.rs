@@ -20,11 +20,13 @@ pub(crate) struct Routing {
     pub began: Option<Duration>,
     /// Experts that later layers will probably choose, by layer.
     pub named: Vec<(usize, usize)>,
+    /// When the last chunk's rows were packed.
+    pub packed: Option<(Duration, Duration)>,
 }
 
 impl Routing {
     pub fn new(rows: ExpertRows) -> Routing {
-        Routing { rows, runs: Vec::new(), began: None, named: Vec::new() }
+        Routing { rows, runs: Vec::new(), began: None, named: Vec::new(), packed: None }
     }
 
     /// Notes what can run after a chunk, and what was counted.
@@ -129,6 +131,7 @@ impl OfChunk {
             });
         }
         let done = self.clock.now();
+        routing.packed = Some((routed, done));
         self.stats.with(|stats| {
             stats.route += routed.saturating_sub(began);
             stats.pack += done.saturating_sub(routed);

@@ -142,7 +142,7 @@ fn measured(
     let all = Model::open(Source::BuiltIn, &options(None))?.store().expert_bytes();
     let on_demand = options(Some(all * share / 100));
     let file = "reproduce".into();
-    let ahead = PredictorOptions { file, predictor: predictor.clone() };
+    let ahead = PredictorOptions { file, predictor: predictor.clone(), named: None };
     let ahead = OpenOptions { predictor: Some(ahead), ..on_demand.clone() };
     let models = [Model::open(Source::BuiltIn, &on_demand)?, Model::open(Source::BuiltIn, &ahead)?];
     let text = novel()?;

@@ -96,7 +96,8 @@ pub(super) fn fastest(
 ) -> Result<Plan, SimulateError> {
     let here = plan(r)?;
     let SocStrategy::Experts(policy, dispatch) = r.strategy else { return Ok(here) };
-    let there = experts(r, policy, dispatch, true)?;
+    // It may have no room for attention.
+    let Ok(there) = experts(r, policy, dispatch, true) else { return Ok(here) };
     let refusals = troika_engine::examine(r.spec, shapes, &there, devices)?;
     let cost = &SocCosts::of(r.soc, r.devices);
     let (lowered, devices, prompt, generate) = (r.lowered, r.devices, r.prompt, 0);

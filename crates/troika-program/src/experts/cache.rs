@@ -318,7 +318,12 @@ impl ExpertSlots {
             let leaves = || {
                 let slot = self.leaves(|idle, _| idle)?;
                 // What a forecast names is chosen next, what is popular perhaps.
-                let stays = !is_prompt || self.residents.outranks(group, self.held[slot]?);
+                let held = self.held[slot]?;
+                let outranks = || {
+                    self.layer_of(held) != self.layer_of(group)
+                        && self.residents.outranks(group, held)
+                };
+                let stays = !is_prompt || outranks();
                 stays.then_some(slot)
             };
             let Some(slot) = self.free().or_else(leaves) else { break };
