@@ -63,8 +63,8 @@ impl Calibration {
     /// What is wrong with it, and where.
     pub fn from_json(text: &str) -> Result<Calibration, PlanError> {
         let read: Result<Calibration, _> = serde_json::from_str(text);
-        let read = read.map_err(|e| PlanError::Calibration(fault(&e)))?;
-        let refuse = |why: String| Err(PlanError::Calibration(why));
+        let read = read.map_err(|e| PlanError::Invalid(fault(&e)))?;
+        let refuse = |why: String| Err(PlanError::Invalid(why));
         if read.version != CALIBRATION_VERSION {
             let found = read.version;
             return refuse(format!(
@@ -146,7 +146,7 @@ impl Calibration {
         if self.model == need {
             return Ok(());
         }
-        Err(PlanError::Calibration(format!(
+        Err(PlanError::Invalid(format!(
             "it is for {}, and the model is {need}; calibrate this model",
             self.model
         )))
@@ -164,7 +164,7 @@ impl Calibration {
                 let Some(columns) = weight.and_then(of).filter(|n| *n != values.len()) else {
                     continue;
                 };
-                return Err(PlanError::Calibration(format!(
+                return Err(PlanError::Invalid(format!(
                     "{name} has {} columns, and the weight has {columns}; calibrate this model",
                     values.len()
                 )));

@@ -30,12 +30,14 @@ impl Plan {
     /// The first fault.
     pub fn check(&self, spec: &ModelSpec, devices: &[&str]) -> Result<(), PlanError> {
         if self.version != PLAN_VERSION {
-            return Err(PlanError::Version { found: u64::from(self.version) });
+            return Err(PlanError::version(self.version));
         }
         let need = ModelId::of(spec);
         if self.model != need {
-            let (found, need) = (Box::new(self.model.clone()), Box::new(need));
-            return Err(PlanError::Model { found, need });
+            let found = &self.model;
+            return Err(PlanError::Invalid(format!(
+                "the plan was made for {found}, the model is {need}; make it again"
+            )));
         }
         range("the context", self.context, 1, spec.longest().clamp(1, MAX_CONTEXT))?;
         range("the chunk length", self.prefill.chunk, 1, MAX_LENGTH)?;
@@ -55,7 +57,8 @@ impl Plan {
             });
         }
         if !matches!(self.kv_dtype, DType::F32 | DType::F16 | DType::BF16) {
-            return Err(PlanError::KvType(self.kv_dtype));
+            let why = format!("the KV cache cannot be {}; use F32, F16 or BF16", self.kv_dtype);
+            return Err(PlanError::Invalid(why));
         }
         self.check_devices(devices)?;
         let segments = segments(spec);
@@ -77,9 +80,9 @@ impl Plan {
                     rules.iter().find(|r| r.matches(kind, layer)).map(|r| r.values)
                 };
                 if of(&l.rules) != of(&self.prefill.rules) {
-                    return Err(PlanError::Lengths(format!(
-                        "in the bucket of up to {} rows, values of {} have another type than in \
-                         full chunks; give them the same",
+                    return Err(PlanError::Invalid(format!(
+                        "the plan's length buckets: in the bucket of up to {} rows, values of {} \
+                         have another type than in full chunks; give them the same",
                         l.up_to,
                         kind.name()
                     )));
@@ -91,7 +94,8 @@ impl Plan {
 
     /// Checks that length buckets ascend, stay below full chunks, and use the same value types.
     fn check_lengths(&self) -> Result<(), PlanError> {
-        let refuse = |why: String| Err(PlanError::Lengths(why));
+        let refuse =
+            |why: String| Err(PlanError::Invalid(format!("the plan's length buckets: {why}")));
         let lengths = &self.prefill.lengths;
         if lengths.len() > MAX_LENGTHS {
             return refuse(format!("there are {}; {MAX_LENGTHS} are the most", lengths.len()));
@@ -123,11 +127,17 @@ impl Plan {
         if !self.activations().iter().any(ActivationFormat::is_calibrated) {
             return Ok(());
         }
-        let given = given.ok_or(PlanError::NoCalibration)?.digest();
+        let refuse = |why: String| Err(PlanError::Invalid(why));
+        let Some(given) = given.map(Calibration::digest) else {
+            return refuse(
+                "the plan computes by a calibration; give its file (--calibration FILE)".into(),
+            );
+        };
         match &self.calibration {
-            Some(made_with) if *made_with != given => {
-                Err(PlanError::OtherCalibration { made_with: made_with.clone(), given })
-            }
+            Some(made_with) if *made_with != given => refuse(format!(
+                "the plan was made with the calibration {made_with}, and the one given is {given}; \
+                 give that one, or make the plan again"
+            )),
             _ => Ok(()),
         }
     }
@@ -165,22 +175,22 @@ impl Plan {
     }
 
     fn check_devices(&self, at_hand: &[&str]) -> Result<(), PlanError> {
+        let refuse = |why: String| Err(PlanError::Invalid(format!("the plan's devices: {why}")));
         for (i, name) in self.devices.iter().enumerate() {
             if !at_hand.contains(&name.as_str()) {
                 let (name, known) = (name.clone(), at_hand.join(", "));
                 return Err(PlanError::Device { name, known });
             }
             if self.devices[..i].contains(name) {
-                return Err(PlanError::Devices(format!("{name} is listed twice")));
+                return refuse(format!("{name} is listed twice"));
             }
             if !self.all_rules().any(|r| r.devices().any(|d| d == name)) {
-                return Err(PlanError::Devices(format!("no rule uses {name}; remove it")));
+                return refuse(format!("no rule uses {name}; remove it"));
             }
         }
         match &self.prefill.critical_device {
             Some(name) if !self.devices.contains(name) => {
-                let why = format!("the critical device {name} is not among them");
-                Err(PlanError::Devices(why))
+                refuse(format!("the critical device {name} is not among them"))
             }
             _ => Ok(()),
         }
@@ -240,7 +250,7 @@ fn check_rules(
             None => kind.name().to_string(),
         };
         let Some((first, _)) = matching.next() else {
-            return Err(PlanError::Missing { phase, segment });
+            return Err(PlanError::missing(phase, segment));
         };
         if let Some((second, _)) = matching.next() {
             let why = format!("places {segment}, as rule {} does", first + 1);

@@ -13,17 +13,26 @@ impl Plan {
     pub(crate) fn check_experts(&self, spec: &ModelSpec) -> Result<(), PlanError> {
         for cache in &self.expert_caches {
             if !self.devices.contains(&cache.device) {
-                return Err(PlanError::ExpertCache(cache.device.clone()));
+                return Err(PlanError::Invalid(format!(
+                    "expert_caches names device {}, on which no rule places anything; leave it out",
+                    cache.device
+                )));
             }
         }
         self.check_each(|rule, phase, up_to| {
             let Some(split) = rule.experts() else { return Ok(()) };
-            self.check_rule(rule, phase, spec).and_then(|()| check(split, up_to))
+            self.check_rule(rule, split, phase, spec).and_then(|()| check(split, up_to))
         })
     }
 
     /// Checks that a rule is about experts only, and about such that the model has.
-    fn check_rule(&self, rule: &Rule, phase: Phase, spec: &ModelSpec) -> Result<(), String> {
+    fn check_rule(
+        &self,
+        rule: &Rule,
+        split: &ExpertSplit,
+        phase: Phase,
+        spec: &ModelSpec,
+    ) -> Result<(), String> {
         if rule.segments.as_deref() != Some(&[SegmentKind::Experts]) {
             return Err(
                 "shares experts out, but is about other segments, too; name \"experts\" alone"
@@ -31,28 +40,26 @@ impl Plan {
             );
         }
         let cached = |g: &ExpertGroupPlan| self.expert_caches.iter().any(|c| c.device == g.device);
-        if phase == Phase::Decode && !rule.experts().is_some_and(|s| s.groups.iter().all(cached)) {
+        if phase == Phase::Decode && !split.groups.iter().all(cached) {
             return Err(
                 "shares experts out for a single token, on a device without a cache of experts; \
                         place them on one device, or name it in expert_caches"
                     .into(),
             );
         }
-        let groups = rule.experts().map_or(&[][..], |split| &split.groups);
-        let expected = rule.experts().map_or(0, |split| split.expected.len());
-        let last = groups.iter().flat_map(|g| &g.experts).max();
+        let expected = split.expected.len();
+        let last = split.groups.iter().flat_map(|g| &g.experts).max();
         for (layer, l) in spec.layers.iter().enumerate() {
-            let Some(moe) = l.moe() else { continue };
             let applies = rule.matches(SegmentKind::Experts, Some(layer));
-            if applies && expected > 0 && expected != moe.experts {
+            let Some(moe) = l.moe().filter(|_| applies) else { continue };
+            if expected > 0 && expected != moe.experts {
                 return Err(format!(
                     "says how often {expected} experts are expected to be chosen, and layer {layer} has \
                      {}",
                     moe.experts
                 ));
             }
-            let inside = last.is_none_or(|last| *last < moe.experts);
-            if let Some(last) = last.filter(|_| applies && !inside) {
+            if let Some(last) = last.filter(|last| **last >= moe.experts) {
                 return Err(format!(
                     "names expert {last}, and layer {layer} has experts 0 to {}",
                     moe.experts.saturating_sub(1)

@@ -1,6 +1,6 @@
 //! Errors of plans.
 
-use troika_graph::DType;
+use std::fmt::Display;
 
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::refusal::Refusal;
@@ -8,43 +8,13 @@ use crate::refusal::Refusal;
 /// Why a plan cannot be made or used.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PlanError {
-    /// A calibration that cannot be used.
+    /// A plan that contradicts itself, the model or what else it is used with, or a calibration that
+    /// cannot be used.
     #[error("{0}")]
-    Calibration(String),
-    /// A plan that needs a calibration, without one.
-    #[error("the plan computes by a calibration; give its file (--calibration FILE)")]
-    NoCalibration,
-    /// A plan that was made with another calibration than the one given.
-    #[error(
-        "the plan was made with the calibration {made_with}, and the one given is {given}; give \
-         that one, or make the plan again"
-    )]
-    OtherCalibration {
-        /// The digest in the plan.
-        made_with: String,
-        /// The digest of the one given.
-        given: String,
-    },
-    /// A rewrite of NPUs' graphs that does not exist.
-    #[error("its \"npu_rewrites\" cannot be used: {0}")]
-    Rewrite(String),
+    Invalid(String),
     /// Not a valid plan.
     #[error("it is not a plan: {0}")]
     Parse(String),
-    /// A plan of another version.
-    #[error("the plan has version {found}, this build reads {PLAN_VERSION}; make it again")]
-    Version {
-        /// The plan's version.
-        found: u64,
-    },
-    /// A plan for another model.
-    #[error("the plan was made for {found}, the model is {need}; make it again")]
-    Model {
-        /// The plan's model.
-        found: Box<ModelId>,
-        /// The current model.
-        need: Box<ModelId>,
-    },
     /// An unknown device.
     #[error("the plan uses device {name}, which is not among those at hand ({known})")]
     Device {
@@ -63,17 +33,6 @@ pub enum PlanError {
         /// What is wrong.
         why: String,
     },
-    /// A segment without a rule.
-    #[error("no rule of {phase} places {segment}")]
-    Missing {
-        /// The phase.
-        phase: String,
-        /// The segment, for people.
-        segment: String,
-    },
-    /// Inconsistent length buckets.
-    #[error("the plan's length buckets: {0}")]
-    Lengths(String),
     /// More weights on a device than it can hold.
     #[error(
         "the plan places {needs} bytes of weights on device {device}, which holds {holds}; place \
@@ -90,9 +49,6 @@ pub enum PlanError {
     /// A cost model without the prices needed.
     #[error("no plan can be chosen: {0}")]
     Unpriced(String),
-    /// An invalid list of devices.
-    #[error("the plan's devices: {0}")]
-    Devices(String),
     /// An op that no available device computes.
     #[error(
         "no device takes {} of segment {}; {}: {}; name another device beside it, such as cpu",
@@ -123,9 +79,6 @@ pub enum PlanError {
         /// Why.
         why: String,
     },
-    /// A cache of experts on a device that computes nothing.
-    #[error("expert_caches names device {0}, on which no rule places anything; leave it out")]
-    ExpertCache(String),
     /// A value outside its range.
     #[error("{what} is {got}; it must be between {low} and {high}")]
     Range {
@@ -152,9 +105,19 @@ pub enum PlanError {
         /// The context, which holds the prompt.
         context: usize,
     },
-    /// An unsupported type of the KV cache.
-    #[error("the KV cache cannot be {0}; use F32, F16 or BF16")]
-    KvType(DType),
+}
+
+impl PlanError {
+    /// The error of a segment of a phase that no rule places.
+    pub fn missing(phase: impl Display, segment: impl Display) -> PlanError {
+        PlanError::Invalid(format!("no rule of {phase} places {segment}"))
+    }
+
+    pub(crate) fn version(found: impl Display) -> PlanError {
+        PlanError::Invalid(format!(
+            "the plan has version {found}, this build reads {PLAN_VERSION}; make it again"
+        ))
+    }
 }
 
 impl std::fmt::Display for ModelId {

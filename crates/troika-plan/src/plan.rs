@@ -160,7 +160,7 @@ troika_model::named! {
 }
 
 /// Where some segments run. Exactly one rule of a phase matches each segment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Kinds of segments; absent: all.
@@ -310,7 +310,7 @@ pub struct RefusedOps {
 }
 
 /// Every `step`-th layer from `first` to `last`, both included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Layers {
     /// First layer.
@@ -381,6 +381,11 @@ impl Rule {
         (&self.device, &self.split, &self.refused) == (&other.device, &other.split, &other.refused)
             && (&self.row_buckets, &self.exchange, &self.group_rows, &self.activations)
                 == (&other.row_buckets, &other.exchange, &other.group_rows, &other.activations)
+    }
+
+    /// What it says of a segment that it matches, but for the type of values.
+    pub fn placing(&self) -> Rule {
+        Rule { segments: None, layers: None, values: DType::F32, ..self.clone() }
     }
 
     /// Whether any product has a form of its own.
@@ -486,10 +491,10 @@ impl Plan {
     /// The formats, besides f32, that any product may use for activations.
     pub fn activations(&self) -> Vec<ActivationFormat> {
         let mut all: Vec<ActivationFormat> = Vec::new();
-        for rule in self.all_rules() {
-            let new = rule.activations.iter().filter(|a| !all.contains(a)).copied();
-            let new: Vec<ActivationFormat> = new.collect();
-            all.extend(new);
+        for format in self.all_rules().flat_map(|rule| &rule.activations) {
+            if !all.contains(format) {
+                all.push(*format);
+            }
         }
         all
     }
@@ -509,7 +514,7 @@ impl Plan {
         let version = serde_json::from_str::<serde_json::Value>(text);
         let version = version.ok().and_then(|v| v.get("version")?.as_u64());
         if let Some(found) = version.filter(|&v| v != u64::from(PLAN_VERSION)) {
-            return Err(PlanError::Version { found });
+            return Err(PlanError::version(found));
         }
         serde_json::from_str(text).map_err(|e| PlanError::Parse(fault(&e)))
     }

@@ -169,12 +169,7 @@ impl Strategy {
             | Strategy::OneDevice
             | Strategy::Layers(_) => (count >= 1, "a device"),
             // Those beyond the second compute what both refuse.
-            Strategy::Alternate
-            | Strategy::Experts(_)
-            | Strategy::SplitColumns(_)
-            | Strategy::SplitRows(_)
-            | Strategy::SplitHybrid
-            | Strategy::PrefillDecode => (count >= 2, "two devices or more"),
+            _ => (count >= 2, "two devices or more"),
         };
         if fits { Ok(()) } else { Err(PlanError::Strategy { strategy: self.name(), need, count }) }
     }

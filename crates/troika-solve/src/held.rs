@@ -164,7 +164,7 @@ impl Placements<'_> {
             });
             let rules: Vec<(Phase, Option<&Rule>)> = rules.collect();
             let pointers = rules.iter().map(|(_, rule)| rule.map(std::ptr::from_ref)).collect();
-            let at = *known.entry((self.class(i), pointers)).or_insert(all.len());
+            let at = *known.entry((self.class[i], pointers)).or_insert(all.len());
             if let Some(alike) = all.get_mut(at) {
                 alike.count += 1;
                 continue;

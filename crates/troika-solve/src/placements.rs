@@ -1,13 +1,12 @@
 //! Placements of segments by rules, made as the engine makes them, each once. Segments whose graphs
 //! are equal share a placement.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use troika_graph::{ActivationFormat, DType};
+use troika_graph::DType;
 use troika_model::lower::{Lowered, Segment};
-use troika_model::spec::WeightRole;
-use troika_plan::{Phase, PlanDevice, PlanError, RefusedOps, Rule, Split};
+use troika_plan::{Phase, PlanDevice, PlanError, Rule};
 use troika_program::{EdgeTypes, PlacedSegment, Placer, ProgramError};
 
 /// Makes and caches placements.
@@ -15,22 +14,9 @@ pub(super) struct Placements<'a> {
     pub lowered: &'a Lowered,
     pub devices: &'a [PlanDevice],
     /// For each segment, the first one with an equal graph and as many cache heads.
-    class: Vec<usize>,
-    known: HashMap<PlacementKey, Arc<PlacedSegment>>,
-}
-
-/// What a placement depends on.
-#[derive(PartialEq, Eq, Hash)]
-struct PlacementKey {
-    class: usize,
-    device: String,
-    split: Option<Split>,
-    refused: Vec<RefusedOps>,
-    row_buckets: Option<Vec<usize>>,
-    exchange: Vec<WeightRole>,
-    group_rows: BTreeMap<WeightRole, usize>,
-    activations: Vec<ActivationFormat>,
-    edges: Vec<DType>,
+    pub class: Vec<usize>,
+    /// By class, what the rule says, and the types of the segment's values.
+    known: HashMap<(usize, Rule, Vec<DType>), Arc<PlacedSegment>>,
 }
 
 impl<'a> Placements<'a> {
@@ -51,11 +37,6 @@ impl<'a> Placements<'a> {
         Placements { lowered, devices, class, known: HashMap::new() }
     }
 
-    /// The first segment with an equal graph.
-    pub fn class(&self, segment: usize) -> usize {
-        self.class[segment]
-    }
-
     /// A segment's placement by a rule.
     ///
     /// # Errors
@@ -68,17 +49,8 @@ impl<'a> Placements<'a> {
         phase: Phase,
         types: &EdgeTypes,
     ) -> Result<Arc<PlacedSegment>, PlanError> {
-        let key = PlacementKey {
-            class: self.class[segment],
-            device: rule.device.clone(),
-            split: rule.split.clone(),
-            refused: rule.refused.clone(),
-            row_buckets: rule.row_buckets.clone(),
-            exchange: rule.exchange.clone(),
-            group_rows: rule.group_rows.clone(),
-            activations: rule.activations.clone(),
-            edges: types.of(&self.lowered.segments[segment], phase).collect(),
-        };
+        let edges: Vec<DType> = types.of(&self.lowered.segments[segment], phase).collect();
+        let key = (self.class[segment], rule.placing(), edges);
         if let Some(known) = self.known.get(&key) {
             return Ok(known.clone());
         }

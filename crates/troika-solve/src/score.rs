@@ -145,7 +145,7 @@ impl<'a> Predictor<'a> {
         let segments = &request.lowered.segments;
         let layers = segments.iter().filter_map(|s| s.layer).max().map_or(0, |l| l + 1);
         let classes: HashSet<_> =
-            segments.iter().enumerate().map(|(i, s)| (s.kind, placements.class(i))).collect();
+            segments.iter().enumerate().map(|(i, s)| (s.kind, placements.class[i])).collect();
         let kinds: HashSet<_> = segments.iter().map(|s| s.kind).collect();
         let equal = classes.len() == kinds.len();
         let layers_seen = if equal { layers.min(EQUAL_LAYERS_SEEN) } else { layers };
@@ -193,11 +193,8 @@ impl<'a> Predictor<'a> {
                 _ => 0..batch.rows,
             };
             let rule = plan.rule_for(phase, batch.rows, segment.kind, segment.layer);
-            let rule = rule.ok_or_else(|| {
-                let (phase, segment) = (phase.name().into(), segment.graph.name.clone());
-                PlanError::Missing { phase, segment }
-            })?;
-            let class = self.placements.class(index);
+            let rule = rule.ok_or_else(|| PlanError::missing(phase.name(), &segment.graph.name))?;
+            let class = self.placements.class[index];
             let same = |p: &&PlacedBy<'_>| {
                 let edges = types.of(segment, phase);
                 p.class == class

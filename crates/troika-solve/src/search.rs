@@ -75,7 +75,7 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub fn new(request: &'a SolveRequest<'a>) -> Result<Search<'a>, PlanError> {
+    pub fn new(request: &'a SolveRequest<'a>) -> Search<'a> {
         let predictor = Predictor::new(&PredictRequest {
             lowered: request.lowered,
             devices: request.devices,
@@ -83,7 +83,7 @@ impl<'a> Search<'a> {
             prompt: request.prompt,
             generate: request.generate,
         });
-        Ok(Search {
+        Search {
             request,
             predictor,
             forms: Forms::new(request.lowered, request.devices, request.cost),
@@ -93,7 +93,7 @@ impl<'a> Search<'a> {
             most_bytes: u64::MAX,
             known: Vec::new(),
             unpriced: Vec::new(),
-        })
+        }
     }
 
     pub fn solve(mut self) -> Result<Solved, PlanError> {

@@ -59,7 +59,7 @@ impl Outliers {
     /// It names another.
     pub fn best(calibration: &Calibration) -> Result<Outliers, PlanError> {
         let best = calibration.measured.as_ref().map_or("shadow", |m| &m.best);
-        best.parse().map_err(|e| PlanError::Calibration(format!("{e}; calibrate again")))
+        best.parse().map_err(|e| PlanError::Invalid(format!("{e}; calibrate again")))
     }
 }
 

@@ -99,8 +99,9 @@ impl OpenOptions {
         let mut devices = self.devices.clone();
         let named = self.plan.given().into_iter().flat_map(|plan| &plan.npu_rewrites);
         let named: Result<Vec<Rewrite>, String> = named.map(|name| name.parse()).collect();
-        let named = named.map_err(PlanError::Rewrite);
-        let named = named.map_err(|e| Error::from(e).of_plan(self.plan.file()))?;
+        let wrong =
+            |why: String| PlanError::Invalid(format!("its \"npu_rewrites\" cannot be used: {why}"));
+        let named = named.map_err(|why| Error::from(wrong(why)).of_plan(self.plan.file()))?;
         if !named.is_empty() {
             devices.npu.rewrites = Rewrites(named);
         }

@@ -1,6 +1,8 @@
 //! Files of numbers: a magic, a version, a header of JSON, little-endian numbers, and a digest of all
 //! of it.
 
+use std::fmt::Display;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use troika_model::spec::ModelSpec;
@@ -15,59 +17,8 @@ const FIXED: usize = 16;
 
 /// Why a routing trace or predictor cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum RoutingFileError {
-    /// A file of something else.
-    #[error("it is no {0}")]
-    Other(&'static str),
-    /// A version that this build does not read.
-    #[error("it is a {what} of version {found}, and this build reads {known}; make it again")]
-    Version {
-        /// What the file is.
-        what: &'static str,
-        /// Its version.
-        found: u32,
-        /// The version that is read.
-        known: u32,
-    },
-    /// A file that is not whole.
-    #[error("the {what} is cut short: it has {found} bytes of {needed}; make it again")]
-    Truncated {
-        /// What the file is.
-        what: &'static str,
-        /// Its bytes.
-        found: usize,
-        /// The bytes that it should have.
-        needed: usize,
-    },
-    /// A header or number that cannot be.
-    #[error("the {what} is damaged: {why}; make it again")]
-    Damaged {
-        /// What the file is.
-        what: &'static str,
-        /// What is wrong.
-        why: String,
-    },
-    /// A file of another model.
-    #[error("the {what} is of {found}, and the model is {needed}; make one with this model")]
-    Model {
-        /// What the file is.
-        what: &'static str,
-        /// The file's model.
-        found: Box<ModelId>,
-        /// The model at hand.
-        needed: Box<ModelId>,
-    },
-    /// A layer that the model does not have like that.
-    #[error("the {what} has {found}, and the model {needed}; make one with this model")]
-    Layer {
-        /// What the file is.
-        what: &'static str,
-        /// What the file has.
-        found: String,
-        /// What the model has.
-        needed: String,
-    },
-}
+#[error("{0}")]
+pub struct RoutingFileError(String);
 
 /// A kind of file.
 pub(super) struct FileKind {
@@ -101,11 +52,13 @@ impl FileKind {
         bytes: &'a [u8],
         needed: impl Fn(&H) -> Option<usize>,
     ) -> Result<(H, &'a [u8]), RoutingFileError> {
-        let what = self.what;
-        let damaged = |why: String| RoutingFileError::Damaged { what, why };
-        let truncated = |needed| RoutingFileError::Truncated { what, found: bytes.len(), needed };
+        let (what, size) = (self.what, bytes.len());
+        let truncated = |needed: usize| {
+            let why = format!("the {what} is cut short: it has {size} bytes of {needed}");
+            RoutingFileError(format!("{why}; make it again"))
+        };
         if !bytes.starts_with(&self.magic) {
-            return Err(RoutingFileError::Other(what));
+            return Err(RoutingFileError(format!("it is no {what}")));
         }
         let word = |at: usize| {
             let word = bytes.get(at..at + 4).and_then(|word| word.first_chunk());
@@ -113,22 +66,36 @@ impl FileKind {
         };
         let (found, known) = (word(8)?, self.version);
         if found != known {
-            return Err(RoutingFileError::Version { what, found, known });
+            let why = format!("it is a {what} of version {found}, and this build reads {known}");
+            return Err(RoutingFileError(format!("{why}; make it again")));
         }
         let header_end = FIXED.saturating_add(word(12)? as usize);
         let header = bytes.get(FIXED..header_end);
         let header = header.ok_or_else(|| truncated(header_end.saturating_add(DIGEST)))?;
-        let header: H = serde_json::from_slice(header).map_err(|e| damaged(fault(&e)))?;
-        let size = needed(&header).and_then(|n| n.checked_add(header_end + DIGEST));
-        let size = size.ok_or_else(|| damaged("its sizes are beyond memory".into()))?;
-        if bytes.len() < size {
-            return Err(truncated(size));
+        let header: H = serde_json::from_slice(header).map_err(|e| self.damaged(fault(&e)))?;
+        let needed = needed(&header).and_then(|n| n.checked_add(header_end + DIGEST));
+        let needed = needed.ok_or_else(|| self.damaged("its sizes are beyond memory"))?;
+        if size < needed {
+            return Err(truncated(needed));
         }
-        let (content, digest) = bytes.split_at(size - DIGEST);
+        let (content, digest) = bytes.split_at(needed - DIGEST);
         if blake3::hash(content).as_bytes()[..DIGEST] != *digest {
-            return Err(damaged("its digest is another".into()));
+            return Err(self.damaged("its digest is another"));
         }
         Ok((header, &content[header_end..]))
+    }
+
+    /// A file with a header or numbers that cannot be.
+    pub fn damaged(&self, why: impl Display) -> RoutingFileError {
+        RoutingFileError(format!("the {} is damaged: {why}; make it again", self.what))
+    }
+
+    /// A file that has something else than the model.
+    pub fn foreign(&self, has: impl Display, needed: impl Display) -> RoutingFileError {
+        let what = self.what;
+        RoutingFileError(format!(
+            "the {what} {has}, and the model {needed}; make one with this model"
+        ))
     }
 
     /// Checks that a file is of a model.
@@ -137,8 +104,7 @@ impl FileKind {
         if *found == needed {
             return Ok(());
         }
-        let (found, needed) = (Box::new(found.clone()), Box::new(needed));
-        Err(RoutingFileError::Model { what: self.what, found, needed })
+        Err(self.foreign(format!("is of {found}"), format!("is {needed}")))
     }
 
     /// Checks that a model has a layer with this many experts, and that a token takes `top_k` of
@@ -157,6 +123,6 @@ impl FileKind {
             Some(moe) => words(moe.experts, moe.top_k),
             None => format!("has no experts in layer {layer}"),
         };
-        Err(RoutingFileError::Layer { what: self.what, found: words(experts, top_k), needed })
+        Err(self.foreign(format!("has {}", words(experts, top_k)), needed))
     }
 }

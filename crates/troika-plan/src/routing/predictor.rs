@@ -139,8 +139,7 @@ impl RoutingPredictor {
             let mut all = layer.bias.iter().chain(&layer.inner).chain(&layer.outer);
             let counted = layer.top_k <= layer.experts && layer.experts <= usize::from(u16::MAX);
             if !counted || !all.all(|n| n.is_finite()) {
-                let why = format!("layer {} has impossible numbers", layer.layer);
-                return Err(RoutingFileError::Damaged { what: FILE.what, why });
+                return Err(FILE.damaged(format!("layer {} has impossible numbers", layer.layer)));
             }
         }
         Ok(predictor)
@@ -168,11 +167,8 @@ impl RoutingPredictor {
         for l in &self.layers {
             FILE.check_layer(spec, l.layer, l.experts, l.top_k)?;
             if l.hidden != spec.hidden {
-                return Err(RoutingFileError::Layer {
-                    what: FILE.what,
-                    found: format!("states of {} numbers in layer {}", l.hidden, l.layer),
-                    needed: format!("has {}", spec.hidden),
-                });
+                let has = format!("has states of {} numbers in layer {}", l.hidden, l.layer);
+                return Err(FILE.foreign(has, format!("has {}", spec.hidden)));
             }
         }
         Ok(())

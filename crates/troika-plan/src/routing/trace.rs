@@ -106,7 +106,7 @@ impl RoutingTrace {
             if let Some(id) = layer.ids.iter().find(|id| usize::from(**id) >= layer.experts) {
                 let LayerRouting { layer, experts, .. } = layer;
                 let why = format!("it has expert {id} in layer {layer} of {experts} experts");
-                return Err(RoutingFileError::Damaged { what: FILE.what, why });
+                return Err(FILE.damaged(why));
             }
         }
         Ok(trace)

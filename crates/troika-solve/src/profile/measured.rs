@@ -239,12 +239,6 @@ pub enum ProfileError {
     /// Not a valid profile.
     #[error("it is not a profile ({0}); measure again with troika profile")]
     Parse(String),
-    /// A profile of another version.
-    #[error("the profile has version {found}, this build reads {PROFILE_VERSION}; measure again")]
-    Version {
-        /// Its version.
-        found: u64,
-    },
     /// A profile of something else.
     #[error("the profile is of another {what}: {found}, here it is {here}; measure again")]
     Foreign {
@@ -258,7 +252,7 @@ pub enum ProfileError {
     /// Measuring was stopped early.
     #[error("the profile is not complete; run troika profile again, it goes on where it ended")]
     Incomplete,
-    /// Impossible numbers.
+    /// Another version, or impossible numbers.
     #[error("the profile has {0}; measure again")]
     Numbers(String),
 }
@@ -293,7 +287,8 @@ impl Profile {
         let version = serde_json::from_str::<serde_json::Value>(text);
         let version = version.ok().and_then(|v| v.get("version")?.as_u64());
         if let Some(found) = version.filter(|&v| v != u64::from(PROFILE_VERSION)) {
-            return Err(ProfileError::Version { found });
+            let why = format!("version {found}, this build reads {PROFILE_VERSION}");
+            return Err(ProfileError::Numbers(why));
         }
         let profile: Profile =
             serde_json::from_str(text).map_err(|e| ProfileError::Parse(fault(&e)))?;

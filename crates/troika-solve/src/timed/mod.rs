@@ -68,21 +68,15 @@ impl Failure for Never {
 
 impl Queues<TimedGraph, Never> for TimedQueues<'_> {
     fn submit(&mut self, list: &TaskList<'_, TimedGraph>) -> Result<bool, Never> {
-        let (waits, signals) = list
-            .order
-            .map_or_else(Default::default, |order| (order.waits.clone(), order.signals.clone()));
-        self.machine.submit(
-            self.lanes[list.queue],
-            List {
-                id: list.id,
-                numbers: list.tasks.to_vec(),
-                graph: list.graph.clone(),
-                waits,
-                signals,
-                base: list.base,
-                took: Vec::new(),
-            },
-        );
+        let own = List {
+            id: list.id,
+            numbers: list.tasks.to_vec(),
+            graph: list.graph.clone(),
+            order: list.order.cloned().unwrap_or_default(),
+            base: list.base,
+            took: Vec::new(),
+        };
+        self.machine.submit(self.lanes[list.queue], own);
         Ok(false)
     }
 
@@ -464,7 +458,7 @@ impl LaneWork for Lane {
 
     fn settled(&self, list: &List, task: usize) -> Result<bool, Self::Error> {
         let reached = &self.reports.borrow().reached;
-        let mut waits = list.waits.iter().filter(|w| w.place as usize == task);
+        let mut waits = list.order.waits.iter().filter(|w| w.place as usize == task);
         Ok(waits.all(|w| reached[w.device] >= list.base + w.done))
     }
 
@@ -490,7 +484,7 @@ impl LaneWork for Lane {
         let told = self.costs.tells_all || list.task(task).awaited;
         Ok(Told {
             after_ns: if told { self.costs.told_ns.saturating_add(written) } else { 0 },
-            signal: list.signals.contains(&done).then_some(list.base + done),
+            signal: list.order.signals.contains(&done).then_some(list.base + done),
             blocks: self.blocks,
         })
     }

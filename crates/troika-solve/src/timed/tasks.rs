@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use troika_program::schedule::{Graph, JobList, OrderWait, Schedule};
+use troika_program::schedule::{DeviceOrder, Graph, JobList, Schedule};
 use troika_program::{PackedSet, SlotLoad};
 use troika_time::TaskCost;
 
@@ -91,10 +91,9 @@ pub(super) struct List {
     pub id: JobList,
     pub numbers: Vec<u32>,
     pub graph: Arc<TimedGraph>,
-    pub waits: Vec<OrderWait>,
-    /// Numbers of tasks whose end is signalled.
-    pub signals: Vec<u64>,
-    /// What waits and signals are counted from.
+    /// Its waits and signals, if the order is fixed.
+    pub order: DeviceOrder,
+    /// What they are counted from.
     pub base: u64,
     /// What each task took.
     pub took: Vec<(u32, u64)>,
