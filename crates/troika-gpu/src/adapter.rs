@@ -144,16 +144,26 @@ pub fn adapters() -> Vec<Adapter> {
 /// There is none, none that is meant, or only software that was not named.
 pub fn choose(spec: &GpuSpec) -> Result<Adapter, GpuError> {
     let all = adapters();
-    let Some(first) = all.first() else { return Err(GpuError::NoAdapter) };
+    let Some(first) = all.first() else {
+        return Err(GpuError::NotFound(
+            "no GPU adapter was found: no driver for Vulkan, Metal or Direct3D 12 is installed, or \
+             it has no device"
+                .into(),
+        ));
+    };
     let unknown = || {
         let list = all.iter().enumerate().map(|(i, a)| format!("gpu:{i} {}", a.name()));
         let known = list.collect::<Vec<_>>().join(", ");
-        GpuError::Unknown { wanted: spec.to_string(), known }
+        GpuError::NotFound(format!("no GPU adapter is {spec}; there are {known}"))
     };
     let found = match spec {
         GpuSpec::First if first.kind() == AdapterKind::Software => {
-            let short = first.name().split([' ', '(']).next().unwrap_or_default().to_string();
-            return Err(GpuError::OnlySoftware { name: first.name().to_string(), short });
+            let name = first.name();
+            let short = name.split([' ', '(']).next().unwrap_or_default();
+            return Err(GpuError::Unusable(format!(
+                "no GPU was found but the software adapter {name}; it is slow, and is taken only \
+                 when it is named, as in --device gpu:{short}"
+            )));
         }
         GpuSpec::First => Some(first),
         GpuSpec::Number(number) => all.get(*number),
@@ -241,13 +251,14 @@ impl Adapter {
         if !features.contains(wgpu::Features::IMMEDIATES) {
             return Some("its driver is too old: it has no immediates (push constants)".into());
         }
+        // What every kernel may count on.
         let least = [
-            ("bytes of immediates", limits.max_immediate_size, LEAST.immediates),
-            ("buffers a kernel", limits.max_storage_buffers_per_shader_stage, LEAST.buffers),
-            ("bytes of workgroup memory", limits.max_compute_workgroup_storage_size, LEAST.shared),
-            ("threads a workgroup", limits.max_compute_invocations_per_workgroup, LEAST.threads),
-            ("threads a row of a workgroup", limits.max_compute_workgroup_size_x, LEAST.threads),
-            ("workgroups a row", limits.max_compute_workgroups_per_dimension, LEAST.groups),
+            ("bytes of immediates", limits.max_immediate_size, 128),
+            ("buffers a kernel", limits.max_storage_buffers_per_shader_stage, 8),
+            ("bytes of workgroup memory", limits.max_compute_workgroup_storage_size, 16384),
+            ("threads a workgroup", limits.max_compute_invocations_per_workgroup, 256),
+            ("threads a row of a workgroup", limits.max_compute_workgroup_size_x, 256),
+            ("workgroups a row", limits.max_compute_workgroups_per_dimension, kernels::MAX_GROUPS),
         ];
         let short = least.into_iter().find(|(_, has, needs)| has < needs);
         short.map(|(what, has, needs)| format!("it has {has} {what}, and {needs} are needed"))
@@ -312,18 +323,6 @@ impl Adapter {
 pub(crate) const MATRIX_FEATURES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
     .union(wgpu::Features::SHADER_F16)
     .union(wgpu::Features::SUBGROUP);
-
-/// What every kernel may count on.
-struct Least {
-    immediates: u32,
-    buffers: u32,
-    shared: u32,
-    threads: u32,
-    groups: u32,
-}
-
-const LEAST: Least =
-    Least { immediates: 128, buffers: 8, shared: 16384, threads: 256, groups: 65535 };
 
 #[cfg(test)]
 mod tests {

@@ -136,11 +136,11 @@ impl Emitter<'_> {
             |y| [sinks, Value(q), Words, Value(keys), Value(values), y, new_key, new_value];
         let parts = self.code.attention_parts(a, self.shape.rows, self.shape.longest);
         if parts == 1 {
-            let made = kernels::attention(shape, locs[q], locs[y]);
+            let made = kernels::attention(shape, None, locs[q], locs[y]);
             return self.push(made, &operands(Value(y)));
         }
         let between = Loc { offset: 0, stride: kernels::part_floats(a, parts) as u32 };
-        let made = kernels::attention_in_parts(shape, parts, locs[q], between);
+        let made = kernels::attention(shape, Some(parts), locs[q], between);
         self.push(made, &operands(Inner))?;
         let made = kernels::attention_merge(a, self.shape.rows as u32, parts, between, locs[y]);
         self.push(made, &[sinks, Inner, Value(y)])
@@ -148,7 +148,7 @@ impl Emitter<'_> {
 
     fn cache(&self, state: usize) -> Result<Floats, KernelError> {
         let dtype = self.code.values[state].dtype;
-        Floats::of(dtype).ok_or_else(|| KernelError::Unsupported(format!("a cache of {dtype}")))
+        Floats::of(dtype).map_or_else(|| unsupported(format!("a cache of {dtype}")), Ok)
     }
 
     /// Where the records of the rows of an op with a state are.

@@ -9,8 +9,8 @@ use troika_graph::{Dim, Op};
 use crate::code::{BoundValue, Code, RowRun, Shape};
 use crate::gpu::Gpu;
 use crate::kernels::FEW;
-use crate::loaded::LoadedGraph;
 use crate::places::PlacedValue;
+use crate::weights::LoadedGraph;
 
 /// Sequences of at most the first run as those of this number of positions, and sequences beyond the
 /// last as those of that number.

@@ -5,7 +5,7 @@ use troika_graph::{Op, Subgraph, ValueId, verify};
 
 use crate::code::{BoundValue, Code, Shape};
 use crate::emit::Emitter;
-use crate::kernels::{FEW, KernelError, Loc};
+use crate::kernels::{FEW, KernelError, Loc, unsupported};
 use crate::packs::{Pack, packs};
 use crate::places::{Places, places};
 use crate::units::units;
@@ -113,8 +113,8 @@ pub fn kernels_of(
     rows: usize,
     positions: usize,
 ) -> Result<Vec<&'static str>, KernelError> {
-    verify(graph).map_err(|e| KernelError::Unsupported(e.to_string()))?;
-    let code = Code::new(graph, u64::MAX).map_err(|(_, why)| KernelError::Unsupported(why))?;
+    verify(graph).or_else(unsupported)?;
+    let code = Code::new(graph, u64::MAX).or_else(|(_, why)| unsupported(why))?;
     let one_row_each = rows <= FEW as usize;
     let shape = Shape { longest: positions, one_row_each, ..code.plain_shape(rows) };
     let dispatches = Emitter::all(&code, &shape, &code.plain_locs())?;

@@ -15,10 +15,9 @@ use crate::code::Code;
 use crate::error::GpuError;
 use crate::gpu::Gpu;
 use crate::kernels::{MOST_TOP_K, WeightFormat};
-use crate::loaded::LoadedGraph;
 use crate::prefetch::{PipelinePrefetch, failure};
 use crate::queue::{self, QUEUE_DEPTH};
-use crate::weights::load;
+use crate::weights::{LoadedGraph, load};
 
 /// How to open a GPU.
 #[derive(Clone, Debug, Default)]
@@ -104,8 +103,7 @@ impl GpuDevice {
         failure: Option<(usize, &DeviceError)>,
     ) -> Result<Arc<Executable>, DeviceError> {
         match failure {
-            Some((_, e)) if self.gpu.is_lost() => return Err(e.clone()),
-            Some((op, DeviceError::System { why, .. })) => {
+            Some((op, DeviceError::System { why, .. })) if !self.gpu.is_lost() => {
                 return Err(self.refused(&code.graph, op, why.clone()));
             }
             Some((_, e)) => return Err(e.clone()),
@@ -117,13 +115,6 @@ impl GpuDevice {
     }
 }
 
-/// Bytes of 256 weights of each type, in rows of 4096: rows consist of units of 16 bytes.
-fn weight_bytes() -> Vec<(DType, u64)> {
-    let bytes = |format: WeightFormat| format.row_bytes(4096) as u64 / 16;
-    let known = DType::WEIGHTS.iter().filter_map(|&d| Some((d, bytes(WeightFormat::of(d)?))));
-    known.collect()
-}
-
 fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
     let mut facts = adapter.facts();
     let place = if gpu.host.is_some() { "the host's memory" } else { "memory of its own" };
@@ -131,12 +122,15 @@ fn caps(adapter: &Adapter, gpu: &Gpu, memory: Option<u64>) -> Caps {
     if let Some(bytes) = memory {
         facts.push(("most bytes of weights".into(), bytes.to_string()));
     }
+    // Of 256 weights of each type, in rows of 4096: rows consist of units of 16 bytes.
+    let bytes = |format: WeightFormat| format.row_bytes(4096) as u64 / 16;
+    let known = DType::WEIGHTS.iter().filter_map(|&d| Some((d, bytes(WeightFormat::of(d)?))));
     Caps {
         spaces: vec![gpu.space],
         numerics: format!("gpu {} {}", adapter.name(), adapter.driver()),
         max_binding_bytes: Some(gpu.limits.max_storage_buffer_binding_size),
         weight_dtypes: DType::WEIGHTS.to_vec(),
-        weight_bytes: weight_bytes(),
+        weight_bytes: known.collect(),
         activation_formats: vec![ActivationFormat::INT8],
         max_resident_bytes: memory,
         queue_depth: QUEUE_DEPTH,

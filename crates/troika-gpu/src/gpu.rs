@@ -41,7 +41,7 @@ pub(crate) struct Gpu {
     /// What the driver reported last.
     fault: Arc<Fault>,
     /// The packs of weights that some graph holds.
-    pub weights: Held,
+    pub weights: Mutex<HashMap<PackKey, Weak<Loaded>>>,
     /// A weight that kernels are bound to and do not read.
     pub spare: wgpu::Buffer,
     /// A value that nothing reads.
@@ -124,7 +124,7 @@ impl Gpu {
         own_memory: bool,
     ) -> Result<Gpu, GpuError> {
         if let Some(why) = adapter.fault() {
-            return Err(GpuError::Unusable { name: adapter.name().into(), why });
+            return Err(GpuError::unusable(adapter.name(), why));
         }
         let limits = adapter.inner.limits();
         let matrix_units = adapter.has_matrix_units();
@@ -144,8 +144,10 @@ impl Gpu {
                 .map(|(device, queue)| (device, queue, None))
                 .map_err(|e| e.to_string()),
         };
-        let (device, queue, host) = opened
-            .map_err(|why| GpuError::Closed { name: adapter.name().into(), why: one_line(&why) })?;
+        let (device, queue, host) = opened.map_err(|why| {
+            let (name, why) = (adapter.name(), one_line(&why));
+            GpuError::Unusable(format!("GPU adapter {name} does not open: {why}"))
+        })?;
         // A driver that offers to take the host's memory may still refuse to.
         let host = host
             .filter(|host| Buffer::zeroed(1).is_ok_and(|page| host.buffer(&device, &page).is_ok()));
@@ -172,7 +174,7 @@ impl Gpu {
             pipelines,
             staging: Staging::default(),
             fault,
-            weights: Held::default(),
+            weights: Mutex::default(),
             spare,
             unread,
             held: Arc::default(),
@@ -358,10 +360,6 @@ impl Loaded {
 /// A pack's name: the addresses and lengths of its bytes, their type, its columns, and whether it is
 /// a vector.
 pub(crate) type PackKey = (Vec<(usize, usize)>, DType, usize, bool);
-
-/// The packs that some graph holds.
-#[derive(Default)]
-pub(crate) struct Held(pub Mutex<HashMap<PackKey, Weak<Loaded>>>);
 
 /// Bytes of a piece. Weights go through several pieces in turn.
 pub(crate) const PIECE: u64 = 8 << 20;

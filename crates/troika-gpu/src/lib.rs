@@ -36,7 +36,6 @@ mod gpu;
 mod host_claims;
 pub mod kernels;
 mod limits;
-mod loaded;
 mod packs;
 mod pipelines;
 mod places;

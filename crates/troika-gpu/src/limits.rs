@@ -9,7 +9,7 @@ use crate::adapter::choose;
 use crate::bound::{MultiplyCount, Ready};
 use crate::error::GpuError;
 use crate::gpu::{Gpu, Use};
-use crate::kernels::{Dispatch, KernelError, probe_multiply, probe_read};
+use crate::kernels::{Dispatch, probe_multiply, probe_read};
 
 /// A device's limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +37,7 @@ const MOST: u32 = 1 << 12;
 /// There is no such adapter, it cannot be used, or it has no memory left.
 pub fn measure_limits(spec: &GpuSpec) -> Result<GpuLimits, GpuError> {
     let gpu = Gpu::open("gpu", &choose(spec)?, None, false)?;
-    let failed = |e: DeviceError| GpuError::Unusable { name: spec.to_string(), why: e.to_string() };
+    let failed = |e: DeviceError| GpuError::unusable(spec, e);
     Ok(GpuLimits { read: read(&gpu).map_err(failed)?, multiply: multiply(&gpu).map_err(failed)? })
 }
 
@@ -46,7 +46,7 @@ fn read(gpu: &Gpu) -> Result<f64, DeviceError> {
     let bytes = if gpu.is_software { SOFTWARE_BYTES } else { BYTES }.min(most) / 16 * 16;
     let memory = gpu.memory(bytes, Use::Storage);
     let memory = memory.map_err(DeviceError::memory(format!("probes on device {}", gpu.name)))?;
-    let made = probe_read((bytes / 16) as u32).map_err(|e| wrong(gpu, &e))?;
+    let made = probe_read((bytes / 16) as u32).map_err(|e| gpu.error(e.to_string()))?;
     let seconds = seconds(gpu, &made, &[&memory.buffer, &gpu.unread])?;
     Ok(bytes as f64 / seconds / 1e9)
 }
@@ -56,13 +56,9 @@ fn multiply(gpu: &Gpu) -> Result<Option<f64>, DeviceError> {
         return Ok(None);
     }
     let (groups, passes) = if gpu.is_software { (16, 16) } else { (2048, 64) };
-    let (made, products) = probe_multiply(groups, passes).map_err(|e| wrong(gpu, &e))?;
+    let (made, products) = probe_multiply(groups, passes).map_err(|e| gpu.error(e.to_string()))?;
     let seconds = seconds(gpu, &made, &[&gpu.unread])?;
     Ok(Some(2.0 * products as f64 / seconds / 1e9))
-}
-
-fn wrong(gpu: &Gpu, e: &KernelError) -> DeviceError {
-    gpu.error(e.to_string())
 }
 
 /// How long a dispatch takes, one of many.

@@ -150,10 +150,11 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
             matrix(graph, *table, ActivationFormat::F32, limit)?;
             vec![Pack::Matrix(*table)]
         }
-        Op::RmsNorm { .. } | Op::Rescale(_) => node.op.weights().iter().map(vector).collect(),
-        Op::LayerNorm { weight, bias, .. } => {
-            std::iter::once(weight).chain(bias).map(vector).collect()
-        }
+        Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rescale(_)
+        | Op::Attention(_)
+        | Op::Router(_) => node.op.weights().iter().map(vector).collect(),
         Op::Linear { weight, bias, activations, .. } => {
             matrix(graph, *weight, *activations, limit)?;
             let bias = bias.iter().map(vector);
@@ -175,8 +176,6 @@ pub(crate) fn packs(graph: &Subgraph, node: &Node, limit: u64) -> Result<Vec<Pac
         Op::ShortConv(_) => vec![Pack::joined(node.op.weights())],
         Op::Mamba2(m) => vec![Pack::Rates(node.op.weights(), m.a_log)],
         Op::DeltaRule(d) => vec![Pack::Rates(node.op.weights(), d.rates_are_logs)],
-        Op::Attention(a) => a.sinks.iter().map(vector).collect(),
-        Op::Router(_) => node.op.weights().iter().map(vector).collect(),
         Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
             let (mut all, mut biases) = (Vec::new(), Vec::new());
             for (list, bias) in

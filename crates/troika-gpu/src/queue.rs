@@ -11,8 +11,8 @@ use troika_device::{
 };
 
 use crate::gpu::Gpu;
-use crate::loaded::LoadedGraph;
 use crate::run::Runner;
+use crate::weights::LoadedGraph;
 
 /// The most lists in a queue.
 pub(crate) const QUEUE_DEPTH: usize = 16;

@@ -17,10 +17,10 @@ use crate::emit::{Emitter, Operand, PlacedDispatch};
 use crate::gpu::{Gpu, Memory, Use};
 use crate::host_claims::HostClaims;
 use crate::kernels::Loc;
-use crate::loaded::LoadedGraph;
 use crate::places::{PlacedValue, ValueStorage};
 use crate::recorder::Recorder;
 use crate::top_k::Chooser;
+use crate::weights::LoadedGraph;
 
 /// The most prepared runs that are kept.
 const MOST: usize = 4096;
@@ -249,7 +249,7 @@ impl Runner {
                     continue;
                 }
                 Operand::Weight { of: node, pack, part } => {
-                    let memory = of.of.weights.0[node].get(pack).and_then(|p| p.parts.get(part));
+                    let memory = of.of.weights[node].get(pack).and_then(|p| p.parts.get(part));
                     &memory.ok_or_else(|| of.misfit("lacks a weight"))?.buffer
                 }
                 Operand::Unused => &self.gpu.spare,

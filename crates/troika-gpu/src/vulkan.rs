@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::{Arc, Mutex};
 
 use ash::{ext, vk};
@@ -38,22 +38,25 @@ fn properties_of_memory(adapter: &wgpu::Adapter) -> Option<vk::PhysicalDeviceMem
     Some(unsafe { instance.get_physical_device_memory_properties(vulkan.raw_physical_device()) })
 }
 
+/// Whether an adapter has an extension, and version 1.1 with the calls that it needs.
+fn has(adapter: &wgpu::hal::vulkan::Adapter, extension: &CStr) -> bool {
+    let (device, instance) = (adapter.physical_device_capabilities(), adapter.shared_instance());
+    let versions = [device.properties().api_version, instance.instance_api_version()];
+    device.supports_extension(extension) && versions.iter().all(|v| *v >= vk::API_VERSION_1_1)
+}
+
 /// Bytes of the largest memory next to the device that this process may still take, where the driver
 /// counts what others took (`VK_EXT_memory_budget`).
 pub(crate) fn free(adapter: &wgpu::Adapter) -> Option<u64> {
     // SAFETY: the guard is dropped before this function ends, while the adapter is alive; nothing
     // is destroyed.
     let vulkan = unsafe { adapter.as_hal::<Vulkan>() }?;
-    let (device, instance) = (vulkan.physical_device_capabilities(), vulkan.shared_instance());
-    let versions = [device.properties().api_version, instance.instance_api_version()];
-    if !device.supports_extension(ext::memory_budget::NAME)
-        || versions.iter().any(|version| *version < vk::API_VERSION_1_1)
-    {
+    if !has(&vulkan, ext::memory_budget::NAME) {
         return None;
     }
     let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
     let mut all = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
-    let instance = instance.raw_instance();
+    let instance = vulkan.shared_instance().raw_instance();
     // SAFETY: the physical device is of this instance, and both are alive.
     unsafe {
         instance.get_physical_device_memory_properties2(vulkan.raw_physical_device(), &mut all);
@@ -70,17 +73,12 @@ pub(crate) fn takes_host_memory(adapter: &wgpu::Adapter) -> bool {
     // SAFETY: the guard is dropped before this function ends, while the adapter is alive; nothing
     // is destroyed.
     let Some(vulkan) = (unsafe { adapter.as_hal::<Vulkan>() }) else { return false };
-    let (device, instance) = (vulkan.physical_device_capabilities(), vulkan.shared_instance());
-    // Version 1.1 has the calls that the extension needs.
-    let versions = [device.properties().api_version, instance.instance_api_version()];
-    if !device.supports_extension(ext::external_memory_host::NAME)
-        || versions.iter().any(|version| *version < vk::API_VERSION_1_1)
-    {
+    if !has(&vulkan, ext::external_memory_host::NAME) {
         return false;
     }
     let mut of_host = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
     let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut of_host);
-    let instance = instance.raw_instance();
+    let instance = vulkan.shared_instance().raw_instance();
     // SAFETY: the physical device is of this instance, and both are alive.
     unsafe { instance.get_physical_device_properties2(vulkan.raw_physical_device(), &mut all) };
     of_host.min_imported_host_pointer_alignment <= PAGE

@@ -3,7 +3,9 @@
 
 use std::sync::{Arc, Weak};
 
-use troika_device::{Clock, DeviceError, RealClock, WeightData, WeightSource, calibrated, size};
+use troika_device::{
+    Clock, DeviceError, DeviceId, RealClock, WeightData, WeightSource, calibrated, size,
+};
 use troika_graph::blocks::dequantize;
 use troika_graph::{
     ActivationFormat, InputRange, Rounding, ScaleOrigin, Subgraph, WeightDecl, WeightRef,
@@ -17,8 +19,15 @@ use crate::kernels::repack::repack;
 use crate::packs::{Pack, matrices, matrix};
 use crate::recorder::Recorder;
 
-/// The packs of each node, then those of each unit.
-pub(crate) struct NodeWeights(pub Vec<Vec<Arc<Loaded>>>);
+/// A graph with its weights on the device.
+pub(crate) struct LoadedGraph {
+    pub device: DeviceId,
+    /// The graph's name.
+    pub name: String,
+    pub code: Arc<Code>,
+    /// The packs of each node, then those of each unit.
+    pub weights: Vec<Vec<Arc<Loaded>>>,
+}
 
 /// Bytes that are repacked at once.
 const AT_ONCE: usize = 4 << 20;
@@ -32,7 +41,7 @@ pub(crate) fn load(
     graph: &Subgraph,
     source: &dyn WeightSource,
     most: Option<u64>,
-) -> Result<NodeWeights, DeviceError> {
+) -> Result<Vec<Vec<Arc<Loaded>>>, DeviceError> {
     let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
     let mut loader = Loader { recorder: Recorder::new(gpu, &clock), gpu, graph, source, most };
     let mut nodes = Vec::with_capacity(code.packs.len());
@@ -41,7 +50,7 @@ pub(crate) fn load(
         nodes.push(loaded.collect::<Result<Vec<_>, _>>()?);
     }
     loader.recorder.finish()?;
-    Ok(NodeWeights(nodes))
+    Ok(nodes)
 }
 
 struct Loader<'a> {
@@ -133,13 +142,13 @@ impl Loader<'_> {
         };
         let place = |d: &WeightData| (d.bytes.as_ptr() as usize, d.bytes.len());
         let key: PackKey = (data.iter().map(place).collect(), decl.dtype, decl.cols, is_vector);
-        if let Some(known) = locked(&self.gpu.weights.0).get(&key).and_then(Weak::upgrade) {
+        if let Some(known) = locked(&self.gpu.weights).get(&key).and_then(Weak::upgrade) {
             return Ok(known);
         }
         let parts = make(self, decl, &data)?;
         let source = data.iter().map(|d| d.bytes.clone()).collect();
         let loaded = Arc::new(Loaded { parts, _source: source });
-        let mut held = locked(&self.gpu.weights.0);
+        let mut held = locked(&self.gpu.weights);
         held.retain(|_, known| known.strong_count() > 0);
         held.insert(key, Arc::downgrade(&loaded));
         Ok(loaded)

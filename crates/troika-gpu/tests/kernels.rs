@@ -445,7 +445,7 @@ fn attends(format: Floats, case: &Case) {
         let shape = AttentionShape { op: &op, batch, keys: format, values: format, append: None };
         let y = gpu.floats(&vec![0.0; heads * v_dim]);
         let q_at = loc((r * heads * k_dim) as u32, heads * k_dim);
-        let d = kernels::attention(shape, q_at, loc(0, heads * v_dim)).expect("one");
+        let d = kernels::attention(shape, None, q_at, loc(0, heads * v_dim)).expect("one");
         let of_values = if case.value_in_key { &keys_on } else { &values_on };
         let (of_sinks, q_on, batch_on) = (gpu.floats(&sinks), gpu.floats(&q), words(p));
         gpu.run(&d, &[&of_sinks, &q_on, &batch_on, &keys_on, of_values, &y, &q_on, &q_on]);
@@ -461,14 +461,14 @@ fn attends(format: Floats, case: &Case) {
             gpu.run(&d, &[&of_sinks, &between, &y]);
             near(what, &gpu.read_floats(&y)[..heads * v_dim], &wide, BOUND);
         };
-        let d = kernels::attention_in_parts(shape, parts, q_at, loc(0, width)).expect("one");
+        let d = kernels::attention(shape, Some(parts), q_at, loc(0, width)).expect("one");
         gpu.run(&d, &[&of_sinks, &q_on, &batch_on, &keys_on, of_values, &between, &q_on, &q_on]);
         merge("parts");
         // The same with the row's own key and value from elsewhere: the caches get them.
         let rows = if case.value_in_key { [k_width; 2] } else { [k_width, v_width] };
         let rows = rows.map(|width| loc((at * width) as u32, width));
         let shape = AttentionShape { append: Some(rows), ..shape };
-        let Ok(d) = kernels::attention_in_parts(shape, parts, q_at, loc(0, width)) else {
+        let Ok(d) = kernels::attention(shape, Some(parts), q_at, loc(0, width)) else {
             assert!(k_dim % 2 == 1 && format != Floats::F32);
             is.extend(whole);
             continue;

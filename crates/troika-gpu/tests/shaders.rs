@@ -136,8 +136,8 @@ fn attentions(out: &mut Vec<Result<Dispatch, KernelError>>) {
                 for append in [None, Some([AT; 2])] {
                     let (keys, values) = (cache, cache);
                     let shape = AttentionShape { op: &op, batch, keys, values, append };
-                    out.push(kernels::attention(shape, AT, AT));
-                    out.push(kernels::attention_in_parts(shape, 4, AT, AT));
+                    out.push(kernels::attention(shape, None, AT, AT));
+                    out.push(kernels::attention(shape, Some(4), AT, AT));
                 }
                 out.push(kernels::attention_merge(&op, 3, 4, AT, AT));
             }

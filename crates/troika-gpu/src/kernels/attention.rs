@@ -117,7 +117,9 @@ static ATTENTION_MERGE: KernelSpec = KernelSpec {
     workgroup_bytes: 0,
 };
 
-/// Attends for all rows of the batch. All visible positions have pages.
+/// Attends for all rows of the batch. All visible positions have pages. With `parts` the keys of each
+/// row are shared out to so many workgroups: results are then those of the parts, [`part_floats`] a
+/// row, which [`attention_merge`] merges.
 ///
 /// Bindings: sinks (`[heads]`, f32; a spare weight if there are none); queries; the batch's words;
 /// the key cache; the value cache (the key cache again when the value is in the key); results; the
@@ -126,54 +128,7 @@ static ATTENTION_MERGE: KernelSpec = KernelSpec {
 /// # Errors
 /// Heads of more than 1024 elements; an odd width in a cache of two-byte elements, or heads of an odd
 /// width that are to be appended to one.
-pub fn attention(shape: AttentionShape<'_>, q: Loc, y: Loc) -> KernelResult {
-    attend(shape, None, q, y)
-}
-
-/// The most parts of the keys of a row, and the least keys of a part.
-const MOST_PARTS: usize = 32;
-const PART_KEYS: usize = 256;
-
-/// How many workgroups share the keys of each row and head, for rows that see at most `longest`
-/// positions: a power of two; 1 where [`attention`] serves alone. More than these do no harm.
-pub fn attention_parts(op: &Attention, longest: usize) -> u32 {
-    let longest = op.window.map_or(longest, |w| longest.min(w));
-    longest.div_ceil(PART_KEYS).clamp(1, MOST_PARTS).next_power_of_two() as u32
-}
-
-/// Floats of a row's results of parts.
-pub fn part_floats(op: &Attention, parts: u32) -> usize {
-    op.heads * parts as usize * (op.v_dim + 2)
-}
-
-/// As [`attention`], with the keys of each row shared out to `parts` workgroups. Results are those
-/// of the parts, [`part_floats`] a row, which [`attention_merge`] merges.
-///
-/// Bindings: as for [`attention`].
-///
-/// # Errors
-/// As for [`attention`].
-pub fn attention_in_parts(shape: AttentionShape<'_>, parts: u32, q: Loc, y: Loc) -> KernelResult {
-    attend(shape, Some(parts.max(1)), q, y)
-}
-
-/// Merges the results of parts for `rows` rows.
-///
-/// Bindings: sinks (`[heads]`, f32; a spare weight if there are none); results of parts; results.
-///
-/// # Errors
-/// More rows than a dispatch may have.
-pub fn attention_merge(op: &Attention, rows: u32, parts: u32, from: Loc, y: Loc) -> KernelResult {
-    Dispatch {
-        spec: &ATTENTION_MERGE,
-        overrides: vec![("V_DIM", op.v_dim as f64), ("SINKS", flag(op.sinks.is_some()))],
-        params: vec![from.offset, from.stride, y.offset, y.stride, parts],
-        grid: [op.heads as u32, rows, 1],
-    }
-    .checked()
-}
-
-fn attend(shape: AttentionShape<'_>, parts: Option<u32>, q: Loc, y: Loc) -> KernelResult {
+pub fn attention(shape: AttentionShape<'_>, parts: Option<u32>, q: Loc, y: Loc) -> KernelResult {
     let AttentionShape { op, batch, keys, values, append } = shape;
     let [heads, kv_heads, k_dim, v_dim] =
         [op.heads, op.kv_heads, op.k_dim, op.v_dim].map(|n| n as u32);
@@ -220,6 +175,38 @@ fn attend(shape: AttentionShape<'_>, parts: Option<u32>, q: Loc, y: Loc) -> Kern
         ],
         params: words(&[q, y]).chain(numbers).chain(words(&[k, v])).chain([batch.flag]).collect(),
         grid: [heads, batch.count, parts.unwrap_or(1)],
+    }
+    .checked()
+}
+
+/// The most parts of the keys of a row, and the least keys of a part.
+const MOST_PARTS: usize = 32;
+const PART_KEYS: usize = 256;
+
+/// How many workgroups share the keys of each row and head, for rows that see at most `longest`
+/// positions: a power of two; 1 where one serves alone. More than these do no harm.
+pub fn attention_parts(op: &Attention, longest: usize) -> u32 {
+    let longest = op.window.map_or(longest, |w| longest.min(w));
+    longest.div_ceil(PART_KEYS).clamp(1, MOST_PARTS).next_power_of_two() as u32
+}
+
+/// Floats of a row's results of parts.
+pub fn part_floats(op: &Attention, parts: u32) -> usize {
+    op.heads * parts as usize * (op.v_dim + 2)
+}
+
+/// Merges the results of parts for `rows` rows.
+///
+/// Bindings: sinks (`[heads]`, f32; a spare weight if there are none); results of parts; results.
+///
+/// # Errors
+/// More rows than a dispatch may have.
+pub fn attention_merge(op: &Attention, rows: u32, parts: u32, from: Loc, y: Loc) -> KernelResult {
+    Dispatch {
+        spec: &ATTENTION_MERGE,
+        overrides: vec![("V_DIM", op.v_dim as f64), ("SINKS", flag(op.sinks.is_some()))],
+        params: vec![from.offset, from.stride, y.offset, y.stride, parts],
+        grid: [op.heads as u32, rows, 1],
     }
     .checked()
 }

@@ -28,8 +28,8 @@ mod spec;
 mod top_k;
 
 pub use attention::{
-    Append, AttentionShape, BatchWords, attention, attention_in_parts, attention_merge,
-    attention_parts, kv_append, part_floats,
+    Append, AttentionShape, BatchWords, attention, attention_merge, attention_parts, kv_append,
+    part_floats,
 };
 pub use elements::{Columns, Floats, columns, convert, elements, mix};
 pub use format::WeightFormat;

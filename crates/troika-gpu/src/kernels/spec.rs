@@ -1,5 +1,7 @@
 //! What a kernel is, and what runs of it are made of.
 
+use std::fmt::Display;
+
 /// Where a value lies in its binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loc {
@@ -59,26 +61,16 @@ pub type KernelResult = Result<Dispatch, KernelError>;
 
 /// Why an op has no kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KernelError {
-    /// A shape or a type that the kernels do not take.
-    #[error("no kernel for {0}")]
-    Unsupported(String),
-    /// A dispatch of more workgroups than a dimension may have.
-    #[error("{kernel} needs {groups} workgroups in a dimension, more than {MAX_GROUPS}")]
-    TooLarge {
-        /// The kernel.
-        kernel: &'static str,
-        /// Workgroups of the largest dimension.
-        groups: u32,
-    },
-}
+#[error("{0}")]
+pub struct KernelError(String);
 
 impl Dispatch {
     /// Checks the grid.
     pub(super) fn checked(self) -> KernelResult {
         let groups = self.grid.into_iter().max().unwrap_or(0);
         if groups > MAX_GROUPS {
-            return Err(KernelError::TooLarge { kernel: self.spec.name, groups });
+            let needs = format!("{} needs {groups} workgroups in a dimension", self.spec.name);
+            return Err(KernelError(format!("{needs}, more than {MAX_GROUPS}")));
         }
         Ok(self)
     }
@@ -103,6 +95,6 @@ pub(super) fn words(at: &[Loc]) -> impl Iterator<Item = u32> + '_ {
 ///
 /// # Errors
 /// Always.
-pub(crate) fn unsupported<T>(what: impl Into<String>) -> Result<T, KernelError> {
-    Err(KernelError::Unsupported(what.into()))
+pub(crate) fn unsupported<T>(what: impl Display) -> Result<T, KernelError> {
+    Err(KernelError(format!("no kernel for {what}")))
 }

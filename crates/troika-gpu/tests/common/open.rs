@@ -14,7 +14,7 @@ pub fn options() -> GpuOptions {
 pub fn device(options: GpuOptions) -> Option<GpuDevice> {
     match GpuDevice::open(options) {
         Ok(device) => Some(device),
-        Err(e @ (GpuError::NoAdapter | GpuError::Unknown { .. })) => {
+        Err(e @ GpuError::NotFound(_)) => {
             needed::not_run(&e.to_string());
             None
         }
