@@ -46,7 +46,7 @@ fn read(gpu: &Gpu) -> Result<f64, DeviceError> {
     let bytes = if gpu.is_software { SOFTWARE_BYTES } else { BYTES }.min(most) / 16 * 16;
     let memory = gpu.memory(bytes, Use::Storage);
     let memory = memory.map_err(DeviceError::memory(format!("probes on device {}", gpu.name)))?;
-    let made = probe_read((bytes / 16) as u32).map_err(|e| gpu.error(e.to_string()))?;
+    let made = probe_read((bytes / 16) as u32);
     let seconds = seconds(gpu, &made, &[&memory.buffer, &gpu.unread])?;
     Ok(bytes as f64 / seconds / 1e9)
 }

@@ -1,28 +1,16 @@
 //! Adapters and drivers with known faults.
 
-/// A known fault.
-struct Quirk {
-    /// A part of the adapter's name.
-    name: &'static str,
-    /// A part of the driver's name.
-    driver: &'static str,
-    /// What is wrong.
-    why: &'static str,
-}
-
-/// The faults that others reported. The numeric check at first use finds further ones.
-const QUIRKS: [Quirk; 1] = [Quirk {
-    name: "Adreno (TM) 702",
-    driver: "turnip",
-    why: "its driver multiplies matrices by few rows wrongly",
-}];
+/// The faults that others reported: a part of the adapter's name, one of the driver's, and what is
+/// wrong. The numeric check at first use finds further ones.
+const QUIRKS: [(&str, &str, &str); 1] =
+    [("Adreno (TM) 702", "turnip", "its driver multiplies matrices by few rows wrongly")];
 
 /// Why an adapter is not to be used, if something is known of its name and its driver's.
 pub(crate) fn fault(name: &str, driver: &str) -> Option<&'static str> {
     let has =
         |text: &str, part: &str| text.to_ascii_lowercase().contains(&part.to_ascii_lowercase());
-    let found = QUIRKS.iter().find(|q| has(name, q.name) && has(driver, q.driver));
-    found.map(|q| q.why)
+    let found = QUIRKS.iter().find(|(of, by, _)| has(name, of) && has(driver, by));
+    found.map(|(.., why)| *why)
 }
 
 #[cfg(test)]

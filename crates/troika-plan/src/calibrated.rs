@@ -55,21 +55,22 @@ impl CalibratedProducts {
             let by = others.clone().find(|d| self.takers.contains(&d.name));
             let other = others.next();
             let by = by.or(other).filter(|_| rule.split.is_none());
-            self.divide(rule, Others { other, by }, spec, allowed, &mut all);
+            all.extend(self.divided(rule, other, by, spec, allowed));
         }
         all
     }
 
     /// A rule by segments: those in f32, which the other device computes if there is one, those
-    /// with the format, and those with outliers apart.
-    fn divide(
+    /// with the format, and those with outliers apart, which the device `by` computes. Ops that are
+    /// refused may take the other device's formats.
+    fn divided(
         &self,
         rule: &Rule,
-        Others { other, by }: Others<'_>,
+        other: Option<&PlanDevice>,
+        by: Option<&PlanDevice>,
         spec: &ModelSpec,
         allowed: Option<&[ActivationFormat]>,
-        all: &mut Vec<Rule>,
-    ) {
+    ) -> Vec<Rule> {
         let own = other.filter(|_| rule.split.is_none());
         let way = |segment: &SegmentAt| match segment.0 {
             _ if !CalibratedProducts::rounds(segment.0) => Way::Float,
@@ -83,7 +84,7 @@ impl CalibratedProducts {
         };
         let others: Vec<ActivationFormat> =
             others.filter(|f| !f.converts_weights()).copied().collect();
-        all.extend(parts.iter().map(|part| {
+        let placed = parts.iter().map(|part| {
             let split = by.filter(|_| part.way == Way::Exact);
             Rule {
                 split: match split {
@@ -100,17 +101,9 @@ impl CalibratedProducts {
                 },
                 ..part.of(rule)
             }
-        }));
+        });
+        placed.collect()
     }
-}
-
-/// The devices beside those that have the format.
-#[derive(Clone, Copy)]
-struct Others<'a> {
-    /// The first, whose formats ops that are refused may take, and which computes floats.
-    other: Option<&'a PlanDevice>,
-    /// The one that computes outliers; `None` where devices share the segment.
-    by: Option<&'a PlanDevice>,
 }
 
 /// How a segment is computed.

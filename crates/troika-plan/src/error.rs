@@ -72,13 +72,8 @@ pub enum PlanError {
         count: usize,
     },
     /// Experts that a device does not take as asked for.
-    #[error("experts on device {device}: {why}")]
-    ExpertGroup {
-        /// The device.
-        device: String,
-        /// Why.
-        why: String,
-    },
+    #[error("experts on device {0}")]
+    ExpertGroup(String),
     /// A value outside its range.
     #[error("{what} is {got}; it must be between {low} and {high}")]
     Range {

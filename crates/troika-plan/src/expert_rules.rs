@@ -136,7 +136,7 @@ impl ExpertRules<'_> {
             }
         };
         let size = group_size(asked, bytes, &limits)
-            .map_err(|why| PlanError::ExpertGroup { device: device.name.clone(), why })?;
+            .map_err(|why| PlanError::ExpertGroup(format!("{}: {why}", device.name)))?;
         let mut groups = Vec::new();
         for (layer, moe) in self.layers() {
             let used = self.used(layer, moe);

@@ -24,8 +24,6 @@ const LEAST_CHUNK: usize = 64;
 const MOST_GATHERED: usize = 16;
 /// The fewest rows that an expert is loaded for.
 const LEAST_ROWS: [usize; 2] = [0, 24];
-/// Lengths at which chunks are looked at, in eighths of the longest.
-const EIGHTHS: std::ops::RangeInclusive<usize> = 1..=7;
 
 /// How experts are shared out.
 #[derive(Clone)]
@@ -275,7 +273,7 @@ impl Search<'_> {
     fn leave_short(&mut self, plan: &mut Plan, way: &Way) -> Result<(), PlanError> {
         plan.prefill.lengths.clear();
         let mut up_to = 0;
-        for eighths in EIGHTHS {
+        for eighths in 1..=7 {
             let rows = way.chunk * eighths / 8;
             // Rows of a short prompt find no others to gather with.
             let short = Way { chunk: rows, in_flight: 1, ..way.clone() };

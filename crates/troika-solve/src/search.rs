@@ -196,10 +196,9 @@ impl<'a> Search<'a> {
                     Strategy::OneDevice if moved.is_empty() => format!("{ONE_DEVICE} {first}"),
                     _ => format!("{strategy} from {first}"),
                 };
-                all.extend(match strategy {
-                    Strategy::OneDevice => self.alternative(name.clone(), plan.clone())?,
-                    _ => None,
-                });
+                if strategy == Strategy::OneDevice {
+                    all.extend(self.alternative(name.clone(), plan.clone())?);
+                }
                 if devices.len() > 1 {
                     all.extend(self.in_flight(&name, &plan)?);
                 }

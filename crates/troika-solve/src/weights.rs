@@ -69,12 +69,9 @@ pub(super) fn in_code(graph: &Subgraph, code: CodeWeights) -> Vec<u64> {
     rows
 }
 
-/// Rows of a segment's weights, each counted once.
+/// Rows of a segment's weights, each counted once: by the weight's name, with the bytes of a row.
 #[derive(Clone, Debug, Default)]
-pub(super) struct WeightRows(HashMap<Arc<str>, RowsOfWeight>);
-
-/// Bytes of a row, and the rows.
-type RowsOfWeight = (u64, Vec<Range<usize>>);
+pub(super) struct WeightRows(HashMap<Arc<str>, (u64, Vec<Range<usize>>)>);
 
 impl WeightRows {
     pub fn add(&mut self, weight: &WeightDecl, row_bytes: u64) {

@@ -66,11 +66,6 @@ impl ExpertGroupShape {
     pub fn rows(&self) -> usize {
         self.experts.len().saturating_mul(self.capacity)
     }
-
-    /// Whether a launch is worth it.
-    pub(crate) fn is_worth(&self, least: WorthALaunch) -> bool {
-        self.expected_rows >= least.of(self.rows())
-    }
 }
 
 /// The most experts of a graph: 16, 8 or 4, whatever fits the device, and fewer if not even four
@@ -120,7 +115,8 @@ pub fn group(
         capacity: experts.first().map_or(0, capacity),
         expected_rows: experts.iter().map(|e| layer.expected_rows(*e)).sum(),
     };
-    parts.map(shape).filter(|group| group.is_worth(least)).collect()
+    let is_worth = |group: &ExpertGroupShape| group.expected_rows >= least.of(group.rows());
+    parts.map(shape).filter(is_worth).collect()
 }
 
 /// Whether each group fits on a device with these limits. Groups with the most rows for their bytes
