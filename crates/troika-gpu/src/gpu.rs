@@ -111,6 +111,16 @@ fn experimental() -> wgpu::ExperimentalFeatures {
     unsafe { wgpu::ExperimentalFeatures::enabled() }
 }
 
+/// A buffer that fills a binding which a kernel does not use.
+fn small(device: &wgpu::Device, label: &str) -> wgpu::Buffer {
+    device.create_buffer(&wgpu::BufferDescriptor {
+        label: Some(label),
+        size: 256,
+        usage: wgpu::BufferUsages::STORAGE,
+        mapped_at_creation: false,
+    })
+}
+
 impl Gpu {
     /// Opens an adapter, to work in the host's memory where that is possible, unless it is to have
     /// its own.
@@ -152,15 +162,7 @@ impl Gpu {
         let host = host
             .filter(|host| Buffer::zeroed(1).is_ok_and(|page| host.buffer(&device, &page).is_ok()));
         let fault = Fault::of(&device);
-        let small = |label| {
-            device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some(label),
-                size: 256,
-                usage: wgpu::BufferUsages::STORAGE,
-                mapped_at_creation: false,
-            })
-        };
-        let (spare, unread) = (small("spare"), small("unread"));
+        let [spare, unread] = ["spare", "unread"].map(|label| small(&device, label));
         let pipelines = Pipelines::new(&device, adapter, kept);
         Ok(Gpu {
             name: name.to_string(),

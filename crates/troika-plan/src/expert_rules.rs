@@ -51,12 +51,11 @@ impl ExpertRules<'_> {
         let [host, device] = devices_of(self.devices)?;
         let (attention, most) = (self.attention_graphs(), device.caps.max_graphs);
         if let Some(most) = most.filter(|most| *most < attention) {
-            let why = format!(
-                "attention takes up to {attention} graphs there, and {most} can be loaded; leave \
-                 attention to {}",
-                host.name
-            );
-            return Err(PlanError::ExpertGroup { device: device.name.clone(), why });
+            return Err(PlanError::ExpertGroup(format!(
+                "{}: attention takes up to {attention} graphs there, and {most} \
+                 can be loaded; leave attention to {}",
+                device.name, host.name
+            )));
         }
         let groups = self.groups(device)?;
         let bytes = self.limits(device).bytes.unwrap_or(u64::MAX);

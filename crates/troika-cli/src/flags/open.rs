@@ -126,8 +126,8 @@ impl ComputeArgs {
 fn predictor(file: &Path, named: Option<usize>) -> Result<PredictorOptions, CliError> {
     let bytes = read_bytes(file)?;
     let (file, read) = (file.to_path_buf(), RoutingPredictor::from_bytes(&bytes));
-    let named = file.display().to_string();
-    let read = read.map_err(|error| troika::Error::Predictor { file: named, error })?;
+    let shown = file.display().to_string();
+    let read = read.map_err(|error| troika::Error::Predictor { file: shown, error })?;
     Ok(PredictorOptions { file, predictor: Arc::new(read), named })
 }
 
