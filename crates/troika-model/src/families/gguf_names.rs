@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use super::delta_names;
 use super::names::{
-    Candidates, TensorNames, beside_queries, gate_rows, mamba_of, mamba_rows, packed_rows, whole,
+    Candidates, TensorNames, beside_queries, beside_weight, gate_rows, mamba_of, mamba_rows,
+    packed_rows, whole,
 };
 use crate::spec::{Checkpoint, Recipe};
 use crate::spec::{Key, Layer, Mixer, ModelSpec, WeightRole};
@@ -24,6 +25,9 @@ impl GgufNames {
 
 impl TensorNames for GgufNames {
     fn candidates(&self, spec: &ModelSpec, key: Key) -> Candidates {
+        if let Some(biases) = beside_weight(self, spec, key) {
+            return biases;
+        }
         let Some(index) = key.layer else {
             let of = |tensor: &str| {
                 let start = key.index.unwrap_or(0).saturating_mul(spec.hidden);
@@ -32,9 +36,7 @@ impl TensorNames for GgufNames {
             return match key.role {
                 WeightRole::Embed => whole(&["token_embd.weight"]),
                 WeightRole::FinalNorm => whole(&["output_norm.weight", "token_embd_norm.weight"]),
-                WeightRole::FinalNormBias => whole(&["output_norm.bias"]),
                 WeightRole::Head => whole(&["output.weight"]),
-                WeightRole::HeadBias => whole(&["output.bias"]),
                 WeightRole::PerLayerEmbed => whole(&["per_layer_token_embd.weight"]),
                 WeightRole::PerLayerIn => whole(&["per_layer_model_proj.weight"]),
                 WeightRole::PerLayerInNorm => whole(&["per_layer_proj_norm.weight"]),
@@ -85,29 +87,19 @@ impl GgufNames {
         }
         match role {
             WeightRole::AttnPre => whole(&["attn_norm.weight"]),
-            WeightRole::AttnPreBias => whole(&["attn_norm.bias"]),
             WeightRole::AttnPost => whole(&["post_attention_norm.weight", "attn_post_norm.weight"]),
             WeightRole::FfnPre if layer.attn_post.is_some() => whole(&["ffn_norm.weight"]),
             WeightRole::FfnPre if layer.mixer.is_none() => whole(&["attn_norm.weight"]),
             // gpt-oss files name it after the layer before it.
             WeightRole::FfnPre => whole(&["ffn_norm.weight", "post_attention_norm.weight"]),
-            WeightRole::FfnPreBias => whole(&["ffn_norm.bias"]),
             WeightRole::FfnPost => whole(&["post_ffw_norm.weight", "ffn_post_norm.weight"]),
-            WeightRole::Q
-            | WeightRole::K
-            | WeightRole::V
-            | WeightRole::QBias
-            | WeightRole::KBias
-            | WeightRole::VBias => self.qkv(layer, role),
+            WeightRole::Q | WeightRole::K | WeightRole::V => qkv(layer, role),
             WeightRole::O => whole(&["attn_output.weight"]),
-            WeightRole::OBias => whole(&["attn_output.bias"]),
             WeightRole::PerLayerGate => whole(&["inp_gate.weight"]),
             WeightRole::PerLayerUp => whole(&["proj.weight"]),
             WeightRole::PerLayerNorm => whole(&["post_norm.weight"]),
             WeightRole::QNorm => whole(&["attn_q_norm.weight"]),
             WeightRole::KNorm => whole(&["attn_k_norm.weight"]),
-            WeightRole::QNormBias => whole(&["attn_q_norm.bias"]),
-            WeightRole::KNormBias => whole(&["attn_k_norm.bias"]),
             WeightRole::ExpertChoice => whole(&["exp_probs_b.bias", "exp_probs_b"]),
             WeightRole::Sinks => whole(&["attn_sinks.weight"]),
             WeightRole::QDown => whole(&["attn_q_a.weight"]),
@@ -118,11 +110,7 @@ impl GgufNames {
                 latent(layer, role, e)
             }
             WeightRole::Gate | WeightRole::Up | WeightRole::Down => self.mlp(layer, index, role),
-            WeightRole::GateBias => whole(&["ffn_gate.bias"]),
-            WeightRole::UpBias => whole(&["ffn_up.bias"]),
-            WeightRole::DownBias => whole(&["ffn_down.bias"]),
             WeightRole::Router => whole(&["ffn_gate_inp.weight"]),
-            WeightRole::RouterBias => whole(&["ffn_gate_inp.bias"]),
             WeightRole::SharedGate => whole(&["ffn_gate_shexp.weight", "ffn_gate.weight"]),
             WeightRole::SharedUp => whole(&["ffn_up_shexp.weight", "ffn_up.weight"]),
             WeightRole::SharedDown => whole(&["ffn_down_shexp.weight", "ffn_down.weight"]),
@@ -133,28 +121,6 @@ impl GgufNames {
             WeightRole::ExpertUpBias => expert_bias("up", e),
             WeightRole::ExpertDownBias => expert_bias("down", e),
             _ => mixer(layer, role),
-        }
-    }
-
-    fn qkv(&self, layer: &Layer, role: WeightRole) -> Candidates {
-        let Some(a) = layer.attention() else { return Vec::new() };
-        let role = if a.v_is_k && role == WeightRole::V { WeightRole::K } else { role };
-        if let Some(beside) = beside_queries(a, role, "attn_q.weight") {
-            return vec![beside];
-        }
-        let range = packed_rows(a, role);
-        let matrix =
-            |name: &str| vec![Recipe::whole(name), Recipe::rows("attn_qkv.weight", range.clone())];
-        let vector = |name: &str| {
-            vec![Recipe::whole(name), Recipe::cols("attn_qkv.bias", range.start, range.len())]
-        };
-        match role {
-            WeightRole::Q => matrix("attn_q.weight"),
-            WeightRole::K => matrix("attn_k.weight"),
-            WeightRole::V => matrix("attn_v.weight"),
-            WeightRole::QBias => vector("attn_q.bias"),
-            WeightRole::KBias => vector("attn_k.bias"),
-            _ => vector("attn_v.bias"),
         }
     }
 
@@ -175,6 +141,20 @@ impl GgufNames {
     }
 }
 
+fn qkv(layer: &Layer, role: WeightRole) -> Candidates {
+    let Some(a) = layer.attention() else { return Vec::new() };
+    let role = if a.v_is_k && role == WeightRole::V { WeightRole::K } else { role };
+    if let Some(beside) = beside_queries(a, role, "attn_q.weight") {
+        return vec![beside];
+    }
+    let name = match role {
+        WeightRole::Q => "attn_q.weight",
+        WeightRole::K => "attn_k.weight",
+        _ => "attn_v.weight",
+    };
+    vec![Recipe::whole(name), Recipe::rows("attn_qkv.weight", packed_rows(a, role))]
+}
+
 /// Gates of attention, tensors of mixers and streams beside it, and norms of experts.
 fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
     match role {
@@ -189,7 +169,6 @@ fn mixer(layer: &Layer, role: WeightRole) -> Candidates {
         },
         WeightRole::MixOut => whole(&["ssm_out.weight", "shortconv.out_proj.weight"]),
         WeightRole::MixConv => whole(&["ssm_conv1d.weight", "shortconv.conv.weight"]),
-        WeightRole::MixConvBias => whole(&["ssm_conv1d.bias"]),
         WeightRole::MixRate => whole(&["ssm_a"]),
         WeightRole::MixSkip => whole(&["ssm_d"]),
         WeightRole::MixStepShift => whole(&["ssm_dt.bias"]),

@@ -1,13 +1,12 @@
 //! Tensor names of Hugging Face checkpoints in one table for all families. Equal names have equal
 //! meanings everywhere, except for norms around feed-forwards.
 
-use std::ops::Range;
-
 use troika_graph::Activation;
 
 use super::delta_names;
 use super::names::{
-    Candidates, TensorNames, beside_queries, gate_rows, mamba_of, mamba_rows, packed_rows, whole,
+    Candidates, TensorNames, beside_queries, beside_weight, gate_rows, mamba_of, mamba_rows,
+    packed_rows, whole,
 };
 use crate::spec::{Attn, Key, Layer, Mixer, ModelSpec, Moe, WeightRole};
 use crate::spec::{Cols, Recipe};
@@ -25,6 +24,9 @@ pub(super) struct HfNames;
 
 impl TensorNames for HfNames {
     fn candidates(&self, spec: &ModelSpec, key: Key) -> Candidates {
+        if let Some(biases) = beside_weight(self, spec, key) {
+            return biases;
+        }
         let mut all = self.places(spec, key);
         let is_norm = [WeightRole::AttnPre, WeightRole::FfnPre, WeightRole::FinalNorm];
         if spec.family == "nemotron" && is_norm.contains(&key.role) {
@@ -74,58 +76,38 @@ impl HfNames {
 
 fn outer(spec: &ModelSpec, key: Key) -> Candidates {
     let i = key.index.unwrap_or(0);
-    let (to, from) =
-        (format!("altup_projections.{i}.weight"), format!("altup_unembed_projections.{i}.weight"));
-    let names: &[&str] = match key.role {
-        WeightRole::Embed => &[
-            "embed_tokens.weight",
-            "tok_embeddings.weight",
-            "embeddings.weight",
-            "word_embeddings.weight",
-        ],
-        WeightRole::FinalNorm => {
-            &["norm.weight", "final_layernorm.weight", "embedding_norm.weight", "norm_f.weight"]
-        }
-        WeightRole::FinalNormBias => &["norm.bias", "final_layernorm.bias"],
-        WeightRole::Head => {
-            let all = ["lm_head.weight", "output.weight", "language_model.lm_head.weight"];
-            return all.into_iter().map(Recipe::whole).collect();
-        }
-        WeightRole::HeadBias => return vec![Recipe::whole("lm_head.bias")],
-        WeightRole::PerLayerEmbed => &["embed_tokens_per_layer.weight"],
-        WeightRole::PerLayerIn => &["per_layer_model_projection.weight"],
-        WeightRole::PerLayerInNorm => &["per_layer_projection_norm.weight"],
-        WeightRole::AltIn => &[&to],
-        WeightRole::AltOut => &[&from],
-        _ => &[],
+    let (to, from) = (format!("altup_projections.{i}"), format!("altup_unembed_projections.{i}"));
+    let names: &str = match key.role {
+        WeightRole::Embed => "embed_tokens tok_embeddings embeddings word_embeddings",
+        WeightRole::FinalNorm => "norm final_layernorm embedding_norm norm_f",
+        WeightRole::Head => return modules("lm_head output language_model.lm_head"),
+        WeightRole::PerLayerEmbed => "embed_tokens_per_layer",
+        WeightRole::PerLayerIn => "per_layer_model_projection",
+        WeightRole::PerLayerInNorm => "per_layer_projection_norm",
+        WeightRole::AltIn => &to,
+        WeightRole::AltOut => &from,
+        _ => return Vec::new(),
     };
     // Rows behind those of tokens are for pictures and sounds.
     let tables = [WeightRole::Embed, WeightRole::PerLayerEmbed];
     let cut = spec.altup.is_some() && tables.contains(&key.role);
     PREFIXES
         .iter()
-        .flat_map(|p| names.iter().map(move |n| Recipe::whole(format!("{p}{n}"))))
-        .map(|r| if cut { Recipe::rows(r.tensor, 0..spec.vocab) } else { r })
+        .flat_map(|p| modules(names).into_iter().map(move |r| format!("{p}{}", r.tensor)))
+        .map(|n| if cut { Recipe::rows(n, 0..spec.vocab) } else { Recipe::whole(n) })
         .collect()
 }
 
-const DOWN_BIAS: &str = "self_attn.kv_a_proj_with_mqa.bias";
+/// The weights of modules, whose names stand in a list with spaces between.
+fn modules(list: &str) -> Candidates {
+    list.split(' ').map(|module| Recipe::whole(format!("{module}.weight"))).collect()
+}
 
 /// A weight of one layer (and one expert or head).
 struct One<'a> {
     layer: &'a Layer,
     hidden: usize,
     index: usize,
-}
-
-/// A whole tensor, or rows (of a matrix) or elements (of a vector) of a packed one.
-fn or_part(names: &[&str], packed: &str, range: Range<usize>) -> Candidates {
-    let mut all = whole(names);
-    all.push(match packed.ends_with(".bias") {
-        true => Recipe::cols(packed, range.start, range.len()),
-        false => Recipe::rows(packed, range),
-    });
-    all
 }
 
 impl One<'_> {
@@ -136,46 +118,22 @@ impl One<'_> {
         {
             return all;
         }
-        whole(match role {
-            W::Q => return self.qkv("q_proj.weight", role),
-            W::K => return self.qkv("k_proj.weight", role),
-            W::V if self.layer.attention().is_some_and(|a| a.v_is_k) => {
-                return self.qkv("k_proj.weight", W::K);
+        modules(match role {
+            W::Q => return self.qkv("q_proj", role),
+            W::V if self.layer.attention().is_none_or(|a| !a.v_is_k) => {
+                return self.qkv("v_proj", role);
             }
-            W::V => return self.qkv("v_proj.weight", role),
-            W::QBias => return self.qkv("q_proj.bias", role),
-            W::KBias => return self.qkv("k_proj.bias", role),
-            W::VBias => return self.qkv("v_proj.bias", role),
-            W::O => &[
-                "self_attn.o_proj.weight",
-                "self_attn.dense.weight",
-                "attention.wo.weight",
-                "self_attn.out_proj.weight",
-                "mixer.o_proj.weight",
-            ],
-            W::OBias => &["self_attn.o_proj.bias", "self_attn.dense.bias", "mixer.o_proj.bias"],
-            W::QNorm => &[
-                "self_attn.q_norm.weight",
-                "self_attn.q_layernorm.weight",
-                "self_attn.query_layernorm.weight",
-            ],
-            W::KNorm => &[
-                "self_attn.k_norm.weight",
-                "self_attn.k_layernorm.weight",
-                "self_attn.key_layernorm.weight",
-            ],
+            W::K | W::V => return self.qkv("k_proj", W::K),
+            W::O => "self_attn.o_proj self_attn.dense attention.wo self_attn.out_proj mixer.o_proj",
+            W::QNorm => "self_attn.q_norm self_attn.q_layernorm self_attn.query_layernorm",
+            W::KNorm => "self_attn.k_norm self_attn.k_layernorm self_attn.key_layernorm",
             W::AttnGate => return self.gate(),
-            W::QNormBias => &["self_attn.q_layernorm.bias"],
-            W::KNormBias => &["self_attn.k_layernorm.bias"],
-            W::Sinks => &["self_attn.sinks", "self_attn.attention_sink_bias"],
-            W::QDownBias => &["self_attn.q_a_proj.bias"],
-            W::QDown => &["self_attn.q_a_proj.weight"],
-            W::QUp => &["self_attn.q_b_proj.weight"],
-            W::KvDownNorm => &["self_attn.kv_a_layernorm.weight"],
-            W::KvDown | W::KRope | W::KAbsorb | W::VUp | W::KvDownBias | W::KRopeBias => {
-                return self.latent(role);
-            }
-            W::QDownNorm => &["self_attn.q_a_layernorm.weight"],
+            W::Sinks => return whole(&["self_attn.sinks", "self_attn.attention_sink_bias"]),
+            W::QDown => "self_attn.q_a_proj",
+            W::QUp => "self_attn.q_b_proj",
+            W::KvDownNorm => "self_attn.kv_a_layernorm",
+            W::KvDown | W::KRope | W::KAbsorb | W::VUp => return self.latent(role),
+            W::QDownNorm => "self_attn.q_a_layernorm",
             _ => {
                 let beside = self.norm(role).or_else(|| self.mixer(role));
                 return beside.unwrap_or_else(|| self.feed_forward(role));
@@ -189,58 +147,39 @@ impl One<'_> {
         // In models with a norm after attention, that norm has the name of the one before the
         // feed-forward.
         let sandwich = self.layer.attn_post.is_some();
-        Some(whole(match role {
-            W::AttnPre => &[
-                "input_layernorm.weight",
-                "attention_norm.weight",
-                "attention_layer_norm.weight",
-                "operator_norm.weight",
-                "norm.weight",
-                "attention_layernorm.weight",
-            ],
-            W::AttnPreBias => &["input_layernorm.bias"],
-            W::AttnPost => &[
-                "post_self_attn_layernorm.weight",
-                "post_attention_layernorm.weight",
-                "post_operator_norm.weight",
-                "feedforward_layer_norm.weight",
-            ],
-            W::FfnPost => &[
-                "post_feedforward_layernorm.weight",
-                "post_mlp_layernorm.weight",
-                "post_ffn_norm.weight",
-            ],
-            W::FfnPre if sandwich => &[
-                "pre_feedforward_layernorm.weight",
-                "pre_mlp_layernorm.weight",
-                "ffn_norm.weight",
-                "post_attention_layernorm.weight",
-            ],
-            W::FfnPre => &[
-                "post_attention_layernorm.weight",
-                "ffn_norm.weight",
-                "pre_ff_layernorm.weight",
-                "feedforward_layer_norm.weight",
-                "norm.weight",
-                "feedforward_layernorm.weight",
-            ],
-            W::FfnPreBias => &["post_attention_layernorm.bias"],
-            W::RouterNorm => &["router.scale"],
-            W::ExpertPre => &["pre_feedforward_layernorm_2.weight"],
-            W::ExpertPost => &["post_feedforward_layernorm_2.weight"],
-            W::SharedPost => &["post_feedforward_layernorm_1.weight"],
-            W::ExpertScales => &["router.per_expert_scale"],
-            W::PerLayerGate => &["per_layer_input_gate.weight"],
-            W::PerLayerUp => &["per_layer_projection.weight"],
-            W::PerLayerNorm => &["post_per_layer_input_norm.weight"],
-            W::AltRouter => &["altup.modality_router.weight"],
-            W::AltRouterNorm => &["altup.router_norm.weight"],
-            W::AltPredict => &["altup.prediction_coefs.weight"],
-            W::AltCorrect => &["altup.correction_coefs.weight"],
-            W::AltScale => &["altup.correct_output_scale"],
-            W::LaurelDown => &["laurel.linear_left.weight"],
-            W::LaurelUp => &["laurel.linear_right.weight"],
-            W::LaurelNorm => &["laurel.post_laurel_norm.weight"],
+        Some(modules(match role {
+            W::AttnPre => {
+                "input_layernorm attention_norm attention_layer_norm operator_norm norm \
+                 attention_layernorm"
+            }
+            W::AttnPost => {
+                "post_self_attn_layernorm post_attention_layernorm post_operator_norm \
+                 feedforward_layer_norm"
+            }
+            W::FfnPost => "post_feedforward_layernorm post_mlp_layernorm post_ffn_norm",
+            W::FfnPre if sandwich => {
+                "pre_feedforward_layernorm pre_mlp_layernorm ffn_norm post_attention_layernorm"
+            }
+            W::FfnPre => {
+                "post_attention_layernorm ffn_norm pre_ff_layernorm feedforward_layer_norm norm \
+                 feedforward_layernorm"
+            }
+            W::RouterNorm => return Some(whole(&["router.scale"])),
+            W::ExpertPre => "pre_feedforward_layernorm_2",
+            W::ExpertPost => "post_feedforward_layernorm_2",
+            W::SharedPost => "post_feedforward_layernorm_1",
+            W::ExpertScales => return Some(whole(&["router.per_expert_scale"])),
+            W::PerLayerGate => "per_layer_input_gate",
+            W::PerLayerUp => "per_layer_projection",
+            W::PerLayerNorm => "post_per_layer_input_norm",
+            W::AltRouter => "altup.modality_router",
+            W::AltRouterNorm => "altup.router_norm",
+            W::AltPredict => "altup.prediction_coefs",
+            W::AltCorrect => "altup.correction_coefs",
+            W::AltScale => return Some(whole(&["altup.correct_output_scale"])),
+            W::LaurelDown => "laurel.linear_left",
+            W::LaurelUp => "laurel.linear_right",
+            W::LaurelNorm => "laurel.post_laurel_norm",
             _ => return None,
         }))
     }
@@ -249,14 +188,9 @@ impl One<'_> {
     fn mixer(&self, role: WeightRole) -> Option<Candidates> {
         use WeightRole as W;
         Some(match role {
-            W::MixIn | W::MixGate | W::MixStep => self.mix_in("weight", role),
-            W::MixInBias | W::MixGateBias | W::MixStepBias => self.mix_in("bias", role),
+            W::MixIn | W::MixGate | W::MixStep => self.mix_in(role),
             W::MixOut => mixers("out_proj.weight"),
-            W::MixOutBias => mixers("out_proj.bias"),
-            W::MixConv => {
-                whole(&["mamba.conv1d.weight", "mixer.conv1d.weight", "conv.conv.weight"])
-            }
-            W::MixConvBias => whole(&["mamba.conv1d.bias", "mixer.conv1d.bias", "conv.conv.bias"]),
+            W::MixConv => modules("mamba.conv1d mixer.conv1d conv.conv"),
             W::MixRate => mixers("A_log"),
             W::MixSkip => mixers("D"),
             W::MixStepShift => mixers("dt_bias"),
@@ -268,41 +202,30 @@ impl One<'_> {
     /// Tensors of feed-forwards, dense and of experts.
     fn feed_forward(&self, role: WeightRole) -> Candidates {
         use WeightRole as W;
-        whole(match role {
+        modules(match role {
             W::Gate | W::Up | W::Down => return self.mlp(role),
-            W::GateBias => &["mlp.gate_proj.bias"],
-            W::UpBias => &["mlp.up_proj.bias", "mlp.fc1.bias", "mlp.c_fc.bias"],
-            W::DownBias => &["mlp.down_proj.bias", "mlp.fc2.bias", "mlp.c_proj.bias"],
-            W::Router => &[
-                "mlp.gate.weight",
-                "block_sparse_moe.gate.weight",
-                "mlp.router.weight",
-                "block_sparse_moe.router.weight",
-                "mlp.router.gate.weight",
-                "block_sparse_moe.router.layer.weight",
-                "feed_forward.gate.weight",
-                "mixer.gate.weight",
-                "router.proj.weight",
-            ],
-            W::ExpertChoice => &[
-                "mlp.gate.e_score_correction_bias",
-                "mlp.e_score_correction_bias",
-                "block_sparse_moe.e_score_correction_bias",
-                "mlp.moe_statics.e_score_correction_bias",
-                "mlp.experts.e_score_correction_bias",
-                "mlp.expert_bias",
-                "feed_forward.expert_bias",
-                "mixer.gate.e_score_correction_bias",
-                "mlp.gate.expert_bias",
-            ],
-            W::RouterBias => &["mlp.router.bias", "mlp.gate.bias"],
-            W::SharedGate => return self.shared("gate_proj.weight", role),
-            W::SharedGateBias => return self.shared("gate_proj.bias", role),
-            W::SharedUp => return self.shared("up_proj.weight", role),
-            W::SharedUpBias => return self.shared("up_proj.bias", role),
-            W::SharedDown => return self.shared("down_proj.weight", role),
-            W::SharedDownBias => return self.shared("down_proj.bias", role),
-            W::SharedOutGate => &["mlp.shared_expert_gate.weight"],
+            W::Router => {
+                "mlp.gate block_sparse_moe.gate mlp.router block_sparse_moe.router \
+                 mlp.router.gate block_sparse_moe.router.layer feed_forward.gate mixer.gate \
+                 router.proj"
+            }
+            W::ExpertChoice => {
+                return whole(&[
+                    "mlp.gate.e_score_correction_bias",
+                    "mlp.e_score_correction_bias",
+                    "block_sparse_moe.e_score_correction_bias",
+                    "mlp.moe_statics.e_score_correction_bias",
+                    "mlp.experts.e_score_correction_bias",
+                    "mlp.expert_bias",
+                    "feed_forward.expert_bias",
+                    "mixer.gate.e_score_correction_bias",
+                    "mlp.gate.expert_bias",
+                ]);
+            }
+            W::SharedGate => return self.shared("gate_proj", role),
+            W::SharedUp => return self.shared("up_proj", role),
+            W::SharedDown => return self.shared("down_proj", role),
+            W::SharedOutGate => "mlp.shared_expert_gate",
             _ => return self.expert(role),
         })
     }
@@ -313,13 +236,9 @@ impl One<'_> {
         if let Some(beside) = beside_queries(a, role, "self_attn.q_proj.weight") {
             return vec![beside];
         }
-        let bias = name.ends_with("bias");
-        let packed = if bias { "self_attn.qkv_proj.bias" } else { "self_attn.qkv_proj.weight" };
-        let names = [&*format!("self_attn.{name}"), &format!("mixer.{name}")];
-        let mut all = or_part(&names, packed, packed_rows(a, role));
-        if !bias {
-            all.push(grouped(a, role));
-        }
+        let mut all = modules(&format!("self_attn.{name} mixer.{name}"));
+        all.push(Recipe::rows("self_attn.qkv_proj.weight", packed_rows(a, role)));
+        all.push(grouped(a, role));
         all
     }
 
@@ -333,22 +252,16 @@ impl One<'_> {
     }
 
     /// The input projection of a mixer, or rows of the one of Mamba-2.
-    fn mix_in(&self, part: &str, role: WeightRole) -> Candidates {
-        let Some(m) = mamba_of(self.layer) else { return mixers(&format!("in_proj.{part}")) };
-        let range = mamba_rows(m, role);
-        let packed = |block| or_part(&[], &format!("{block}.in_proj.{part}"), range.clone());
-        ["mamba", "mixer"].into_iter().flat_map(packed).collect()
+    fn mix_in(&self, role: WeightRole) -> Candidates {
+        let Some(m) = mamba_of(self.layer) else { return mixers("in_proj.weight") };
+        let packed = ["mamba.in_proj.weight", "mixer.in_proj.weight"];
+        packed.map(|name| Recipe::rows(name, mamba_rows(m, role))).to_vec()
     }
 
     fn shared(&self, part: &str, role: WeightRole) -> Candidates {
-        let blocks = [
-            "mlp.shared_expert",
-            "mlp.shared_experts",
-            "mlp.shared_mlp",
-            "mixer.shared_experts",
-            "mlp",
-        ];
-        let mut all = blocks.map(|s| Recipe::whole(format!("{s}.{part}"))).to_vec();
+        let blocks = "mlp.shared_expert mlp.shared_experts mlp.shared_mlp mixer.shared_experts mlp";
+        let in_block = |block: &str| Recipe::whole(format!("{block}.{part}.weight"));
+        let mut all: Candidates = blocks.split(' ').map(in_block).collect();
         let shared = self.layer.moe().and_then(|m| m.shared);
         all.extend(shared.map(|s| granite_shared(role, s.inter)));
         all
@@ -363,8 +276,6 @@ impl One<'_> {
         vec![match role {
             WeightRole::KvDown => Recipe::rows(down, 0..l.kv_rank),
             WeightRole::KRope => Recipe::rows(down, l.kv_rank..l.kv_rank + l.rope),
-            WeightRole::KvDownBias => Recipe::cols(DOWN_BIAS, 0, l.kv_rank),
-            WeightRole::KRopeBias => Recipe::cols(DOWN_BIAS, l.kv_rank, l.rope),
             WeightRole::KAbsorb => {
                 Recipe { transpose: true, ..Recipe::rows(up, head..head + l.nope) }
             }
@@ -374,39 +285,23 @@ impl One<'_> {
 
     fn mlp(&self, role: WeightRole) -> Candidates {
         let Some(m) = self.layer.dense() else { return Vec::new() };
-        let packed = "mlp.gate_up_proj.weight";
         let n = m.inter;
-        let mut all = match role {
-            WeightRole::Gate => or_part(
-                &[
-                    "mlp.gate_proj.weight",
-                    "feed_forward.w1.weight",
-                    "feed_forward.gate_proj.weight",
-                ],
-                packed,
-                0..n,
+        let (names, packed) = match role {
+            WeightRole::Gate => {
+                ("mlp.gate_proj feed_forward.w1 feed_forward.gate_proj", Some(0..n))
+            }
+            WeightRole::Up => (
+                "mlp.up_proj mlp.fc1 feed_forward.w3 mlp.c_fc feed_forward.up_proj mixer.up_proj",
+                Some(n..2 * n),
             ),
-            WeightRole::Up => or_part(
-                &[
-                    "mlp.up_proj.weight",
-                    "mlp.fc1.weight",
-                    "feed_forward.w3.weight",
-                    "mlp.c_fc.weight",
-                    "feed_forward.up_proj.weight",
-                    "mixer.up_proj.weight",
-                ],
-                packed,
-                n..2 * n,
+            _ => (
+                "mlp.down_proj mlp.fc2 feed_forward.w2 mlp.c_proj feed_forward.down_proj \
+                 mixer.down_proj",
+                None,
             ),
-            _ => whole(&[
-                "mlp.down_proj.weight",
-                "mlp.fc2.weight",
-                "feed_forward.w2.weight",
-                "mlp.c_proj.weight",
-                "feed_forward.down_proj.weight",
-                "mixer.down_proj.weight",
-            ]),
         };
+        let mut all = modules(names);
+        all.extend(packed.map(|rows| Recipe::rows("mlp.gate_up_proj.weight", rows)));
         all.push(granite_shared(role, n));
         all
     }

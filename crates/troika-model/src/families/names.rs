@@ -19,17 +19,34 @@ pub trait TensorNames: Send + Sync {
     fn layers_key(&self) -> &'static str;
 }
 
+/// The places of a bias: a vector beside each place of its weight, or the part of one that belongs to
+/// the weight's rows. `None`: this is none, or has tensors of its own.
+pub fn beside_weight(names: &dyn TensorNames, spec: &ModelSpec, key: Key) -> Option<Candidates> {
+    use WeightRole as W;
+    let own = |role: &W| matches!(role, W::Decay | W::ExpertGate | W::ExpertUp | W::ExpertDown);
+    let role = key.role.of_bias().filter(|role| !own(role))?;
+    let bias = |weight: Recipe| {
+        let tensor = format!("{}.bias", weight.tensor.strip_suffix(".weight")?);
+        match weight.rows.as_slice() {
+            [] => Some(Recipe::whole(tensor)),
+            [rows] => Some(Recipe::cols(tensor, rows.start, rows.len())),
+            _ => None,
+        }
+    };
+    Some(names.candidates(spec, Key { role, ..key }).into_iter().filter_map(bias).collect())
+}
+
 /// Whole tensors.
 pub fn whole(names: &[&str]) -> Candidates {
     names.iter().map(|n| Recipe::whole(*n)).collect()
 }
 
-/// The rows of q, k or v, or their biases, in a tensor that packs them in this order.
+/// The rows of q, k or v in a tensor that packs them in this order.
 pub fn packed_rows(a: &Attn, role: WeightRole) -> Range<usize> {
     let (q, k) = (a.heads * a.k_dim, a.kv_heads * a.k_dim);
     match role {
-        WeightRole::Q | WeightRole::QBias => 0..q,
-        WeightRole::K | WeightRole::KBias => q..q + k,
+        WeightRole::Q => 0..q,
+        WeightRole::K => q..q + k,
         _ => q + k..q + k + a.kv_heads * a.v_dim,
     }
 }
@@ -43,8 +60,8 @@ pub fn mamba_of(layer: &Layer) -> Option<&Mamba2> {
 pub fn mamba_rows(m: &Mamba2, role: WeightRole) -> Range<usize> {
     let (inner, end) = (m.inner(), m.inner() + m.convolved());
     match role {
-        WeightRole::MixGate | WeightRole::MixGateBias => 0..inner,
-        WeightRole::MixIn | WeightRole::MixInBias => inner..end,
+        WeightRole::MixGate => 0..inner,
+        WeightRole::MixIn => inner..end,
         _ => end..end + m.heads,
     }
 }

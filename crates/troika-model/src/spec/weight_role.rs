@@ -80,6 +80,12 @@ weight_roles! {
     LaurelDown, LaurelUp, LaurelNorm,
 }
 
+static BIASES: LazyLock<BTreeMap<WeightRole, WeightRole>> = LazyLock::new(|| {
+    let name = |role: &WeightRole| format!("{role:?}");
+    let bias = |role: &WeightRole| ROLES.iter().find(|bias| name(bias) == name(role) + "Bias");
+    ROLES.iter().filter_map(|role| Some((*role, *bias(role)?))).collect()
+});
+
 impl WeightRole {
     /// The role of a weight of a subgraph, by its name there.
     pub fn of(name: &str) -> Option<WeightRole> {
@@ -90,13 +96,12 @@ impl WeightRole {
     /// The bias of a norm or projection, by its name. For those that never have one it is the weight
     /// itself.
     pub(crate) fn bias(self) -> WeightRole {
-        static BIASES: LazyLock<BTreeMap<WeightRole, WeightRole>> = LazyLock::new(|| {
-            let name = |role: &WeightRole| format!("{role:?}");
-            let bias =
-                |role: &WeightRole| ROLES.iter().find(|bias| name(bias) == name(role) + "Bias");
-            ROLES.iter().filter_map(|role| Some((*role, *bias(role)?))).collect()
-        });
         BIASES.get(&self).copied().unwrap_or(self)
+    }
+
+    /// The norm or projection that this is the bias of.
+    pub(crate) fn of_bias(self) -> Option<WeightRole> {
+        BIASES.iter().find(|(_, bias)| **bias == self).map(|(weight, _)| *weight)
     }
 }
 
