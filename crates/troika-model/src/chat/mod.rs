@@ -47,7 +47,7 @@ impl ChatTemplate {
     /// A template does not parse, or a file cannot be read.
     pub fn from_hf_dir(dir: &Path) -> Result<Option<ChatTemplate>, ChatError> {
         let text = |path: &Path| {
-            let bad = |why: String| ChatError::File { file: path.display().to_string(), why };
+            let bad = |why: String| ChatError::File(format!("{}: {why}", path.display()));
             if !path.exists() {
                 return Ok(None);
             }

@@ -29,13 +29,8 @@ pub enum ChatError {
     #[error("the chat template failed: it takes longer than {} seconds", limits::DEADLINE.as_secs())]
     Slow,
     /// A file that cannot be read.
-    #[error("{file}: {why}")]
-    File {
-        /// File.
-        file: String,
-        /// What is wrong.
-        why: String,
-    },
+    #[error("{0}")]
+    File(String),
 }
 
 /// The variables for rendering a template.

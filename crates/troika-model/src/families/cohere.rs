@@ -3,7 +3,7 @@
 use troika_graph::{RopeStyle, Score};
 
 use super::base::{Base, ConfigSource, Defaults, Ropes};
-use super::fields::{Fields, Result, unsupported};
+use super::fields::{Fields, Result, missing, unsupported};
 use super::moe::{experts, moe};
 use crate::spec::{Ffn, Layer, Mlp, ModelSpec, Moe, Norm, SharedExpert};
 
@@ -51,7 +51,7 @@ pub(super) fn cohere2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let b = read(f, source, Some(128))?;
     let names = ["moe_intermediate_size", "intermediate_size"];
     let inter = f.first(&names, Fields::size_opt)?;
-    let inter = inter.ok_or_else(|| super::ConfigError::Missing("intermediate_size".into()))?;
+    let inter = inter.ok_or_else(|| missing("intermediate_size"))?;
     let first = f.count_opt("first_k_dense_replace")?.unwrap_or(0);
     let dense = b.dense(|i| i < first)?;
     let score = match f.text("expert_selection_fn")?.unwrap_or("softmax") {

@@ -1,39 +1,13 @@
 //! Reads `config.json` fields with types and bounds.
 
+use std::fmt::Display;
+
 use serde_json::{Map, Value};
 
 /// Why a config cannot be used. Each message names the field and what is supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// A required field is missing.
-    #[error("the config has no {0}")]
-    Missing(String),
-    /// A field of the wrong type or out of range.
-    #[error("the config's {field} is {value}, which is {problem}")]
-    Bad {
-        /// Field.
-        field: String,
-        /// Its value.
-        value: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// A feature that this build does not support.
-    #[error("{what} is not supported; supported: {supported}")]
-    Unsupported {
-        /// The requested feature.
-        what: String,
-        /// The supported alternatives.
-        supported: String,
-    },
-}
-
-impl ConfigError {
-    /// A key that a GGUF file must have.
-    pub(super) fn not_in_gguf(key: &str) -> ConfigError {
-        ConfigError::Missing(format!("{key} in the GGUF metadata"))
-    }
-}
+#[error("{0}")]
+pub struct ConfigError(String);
 
 /// What reads a config.
 pub(super) type Result<T, E = ConfigError> = std::result::Result<T, E>;
@@ -49,12 +23,24 @@ const MAX_CONTEXT: u64 = 1 << 31;
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(pub &'a Map<String, Value>);
 
-pub(super) fn bad(field: &str, value: impl ToString, problem: impl Into<String>) -> ConfigError {
-    ConfigError::Bad { field: field.into(), value: value.to_string(), problem: problem.into() }
+/// A required field is missing.
+pub(super) fn missing(field: impl Display) -> ConfigError {
+    ConfigError(format!("the config has no {field}"))
 }
 
-pub(super) fn unsupported(what: impl Into<String>, supported: impl Into<String>) -> ConfigError {
-    ConfigError::Unsupported { what: what.into(), supported: supported.into() }
+/// The same of a key that a GGUF file must have.
+pub(super) fn not_in_gguf(key: &str) -> ConfigError {
+    missing(format!("{key} in the GGUF metadata"))
+}
+
+/// A field of the wrong type or out of range.
+pub(super) fn bad(field: &str, value: impl Display, problem: impl Display) -> ConfigError {
+    ConfigError(format!("the config's {field} is {value}, which is {problem}"))
+}
+
+/// A feature that this build does not support.
+pub(super) fn unsupported(what: impl Display, supported: impl Display) -> ConfigError {
+    ConfigError(format!("{what} is not supported; supported: {supported}"))
 }
 
 impl<'a> Fields<'a> {
@@ -82,7 +68,7 @@ impl<'a> Fields<'a> {
 
     /// A width or size of at least 1.
     pub fn size(&self, name: &str) -> Result<usize> {
-        self.size_opt(name)?.ok_or_else(|| ConfigError::Missing(name.into()))
+        self.size_opt(name)?.ok_or_else(|| missing(name))
     }
 
     pub fn size_opt(&self, name: &str) -> Result<Option<usize>> {
@@ -95,7 +81,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn count(&self, name: &str) -> Result<usize> {
-        let n = self.count_opt(name)?.ok_or_else(|| ConfigError::Missing(name.into()))?;
+        let n = self.count_opt(name)?.ok_or_else(|| missing(name))?;
         if n == 0 { Err(bad(name, n, "not at least 1")) } else { Ok(n) }
     }
 

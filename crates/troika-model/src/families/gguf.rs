@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use troika_graph::{DType, blocks};
 
-use super::fields::{ConfigError, Result, bad, unsupported};
+use super::fields::{Result, bad, not_in_gguf, unsupported};
 use super::gguf_mixers::{HYBRIDS, delta_rule, hybrid, kimi_layers};
 use crate::spec::ModelSpec;
 use crate::spec::{Checkpoint, GgufMeta, GgufValue};
@@ -159,8 +159,7 @@ pub(super) fn config(
     meta: &GgufMeta,
     files: &dyn Checkpoint,
 ) -> Result<(&'static str, Map<String, Value>)> {
-    let arch =
-        meta.architecture().ok_or_else(|| ConfigError::not_in_gguf("general.architecture"))?;
+    let arch = meta.architecture().ok_or_else(|| not_in_gguf("general.architecture"))?;
     let known = ARCHITECTURES.iter().find(|a| a.0 == arch);
     let mut family = known.map(|a| a.1).ok_or_else(|| {
         let all: Vec<&str> = ARCHITECTURES.iter().map(|a| a.0).collect();

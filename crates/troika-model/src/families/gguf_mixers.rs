@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::fields::{ConfigError, Result, bad};
+use super::fields::{Result, bad, not_in_gguf};
 use crate::spec::{GgufMeta, GgufValue};
 
 /// The name of layers of the delta rule.
@@ -39,7 +39,7 @@ pub(super) fn hybrid(family: &str, meta: &GgufMeta, layers: u64, c: &mut Map<Str
 
 /// A number that a file must have.
 fn needed(meta: &GgufMeta, key: &str) -> Result<u64> {
-    meta.integer(key).ok_or_else(|| ConfigError::not_in_gguf(key))
+    meta.integer(key).ok_or_else(|| not_in_gguf(key))
 }
 
 /// The delta rule's layers and sizes, of which no key may be absent.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use troika_graph::{Activation, Score};
 
 use super::base::{Base, ConfigSource, Defaults, activation};
-use super::fields::{ConfigError, Fields, Result, bad, unsupported};
+use super::fields::{Fields, Result, bad, missing, not_in_gguf, unsupported};
 use super::granite;
 use super::moe::{experts, moe};
 use super::routed::{Routing, routed};
@@ -48,11 +48,11 @@ fn kinds(b: &Base<'_>, field: &str, known: &[Kind]) -> Result<Option<Vec<Kind>>>
 
 /// The first of some sizes, each with its name in GGUF files.
 fn size(b: &Base<'_>, names: &[&str], gguf: &str) -> Result<usize> {
-    let missing = || match b.source {
-        ConfigSource::Gguf { .. } => ConfigError::not_in_gguf(gguf),
-        ConfigSource::HuggingFace => ConfigError::Missing(names[0].into()),
+    let none = || match b.source {
+        ConfigSource::Gguf { .. } => not_in_gguf(gguf),
+        ConfigSource::HuggingFace => missing(names[0]),
     };
-    b.f.first(names, Fields::size_opt)?.ok_or_else(missing)
+    b.f.first(names, Fields::size_opt)?.ok_or_else(none)
 }
 
 /// Taps of a convolution.
@@ -262,8 +262,8 @@ pub(super) fn nemotron_h(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
     let mut b = Base::read(f, source, Defaults { eps: 1e-5, act: "relu2", ..Defaults::default() })?;
     b.eps = f.positive("layer_norm_epsilon")?.map_or(b.eps, |eps| eps as f32);
     let all = [Kind::Attention, Kind::Recurrence, Kind::Dense, Kind::Experts];
-    let kinds = kinds(&b, "layers_block_type", &all)?
-        .ok_or_else(|| ConfigError::Missing("layers_block_type".into()))?;
+    let kinds =
+        kinds(&b, "layers_block_type", &all)?.ok_or_else(|| missing("layers_block_type"))?;
     let layer = |kind: Kind| nemotron_layer(&b, kind);
     let layers = kinds.into_iter().map(layer).collect::<Result<_>>()?;
     Ok(b.model("nemotron_h", layers))

@@ -3,7 +3,7 @@
 use troika_graph::{Activation, blocks};
 
 use super::dense::{XIELU, xielu};
-use super::fields::{ConfigError, Result, bad};
+use super::fields::{Result, bad, missing};
 use super::names::TensorNames;
 use crate::spec::{Checkpoint, Layer, ModelSpec};
 
@@ -39,7 +39,7 @@ pub fn numbers_in_files(
         _ => family == "apertus",
     };
     if let Some(i) = layers.iter().position(lacks) {
-        return Err(ConfigError::Missing(format!("mlp.act_fn.alpha_p and alpha_n of layer {i}")));
+        return Err(missing(format!("mlp.act_fn.alpha_p and alpha_n of layer {i}")));
     }
     Ok(())
 }

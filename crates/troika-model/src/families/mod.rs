@@ -39,7 +39,7 @@ pub use in_files::numbers_in_files;
 pub use names::{Candidates, TensorNames, needs_no_place};
 
 use base::ConfigSource;
-use fields::{Fields, Result, bad, unsupported};
+use fields::{Fields, Result, bad, missing, unsupported};
 
 /// A model's description and the names of its tensors.
 pub struct DescribedModel {
@@ -175,9 +175,7 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
         let what = "model_type \"paligemma\" (its prompts attend in both directions)";
         return Err(unsupported(what, "decoders that attend to the past"));
     }
-    let name =
-        fields.text("model_type")?.ok_or_else(|| ConfigError::Missing("model_type".into()))?;
-    let name = match name {
+    let name = match fields.text("model_type")?.ok_or_else(|| missing("model_type"))? {
         "gemma3" => "gemma3_text",
         "gemma3n" => "gemma3n_text",
         "gemma4" => "gemma4_text",

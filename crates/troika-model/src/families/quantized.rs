@@ -2,18 +2,18 @@
 
 use serde_json::Value;
 
-use super::fields::{ConfigError, Fields, bad, unsupported};
+use super::fields::{Fields, Result, bad, missing, unsupported};
 use crate::spec::{Packing, ScaleBlock};
 
 const SUPPORTED: &str = "gptq and awq (gemm, gemv) of 4 bits, gptq of 8 bits, fp8 (e4m3), \
                          compressed-tensors, mxfp4, mlx, float safetensors, or GGUF";
 
-fn refuse<T>(what: impl std::fmt::Display) -> Result<T, ConfigError> {
+fn refuse<T>(what: impl std::fmt::Display) -> Result<T> {
     Err(unsupported(format!("quantization_config of {what}"), SUPPORTED))
 }
 
 /// How the weights of a config's model are stored; `None`: as they are.
-pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>, ConfigError> {
+pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>> {
     // Other keys of such names would change weights, too.
     let meant = |v: &Value| match v {
         Value::Null | Value::Bool(false) => false,
@@ -52,15 +52,15 @@ pub(super) fn packing(config: Fields<'_>) -> Result<Option<Packing>, ConfigError
 }
 
 /// Refuses numbers of bits that are not read.
-fn check_bits(q: Fields<'_>, method: &str, read: &[usize]) -> Result<(), ConfigError> {
+fn check_bits(q: Fields<'_>, method: &str, read: &[usize]) -> Result<()> {
     match q.first(&["bits", "w_bit"], Fields::size_opt)? {
         Some(bits) if read.contains(&bits) => Ok(()),
         Some(bits) => refuse(format!("method {method:?} with {bits} bits")),
-        None => Err(ConfigError::Missing("quantization_config.bits".into())),
+        None => Err(missing("quantization_config.bits")),
     }
 }
 
-fn gptq(q: Fields<'_>) -> Result<Packing, ConfigError> {
+fn gptq(q: Fields<'_>) -> Result<Packing> {
     check_bits(q, "gptq", &[4, 8])?;
     match q.text("checkpoint_format")?.unwrap_or("gptq") {
         "gptq" => Ok(Packing::Gptq { less_one: true }),
@@ -69,7 +69,7 @@ fn gptq(q: Fields<'_>) -> Result<Packing, ConfigError> {
     }
 }
 
-fn awq(q: Fields<'_>) -> Result<Packing, ConfigError> {
+fn awq(q: Fields<'_>) -> Result<Packing> {
     check_bits(q, "awq", &[4])?;
     match q.text("version")?.unwrap_or("gemm").to_ascii_lowercase().as_str() {
         "gemm" => Ok(Packing::Awq),
@@ -81,7 +81,7 @@ fn awq(q: Fields<'_>) -> Result<Packing, ConfigError> {
     }
 }
 
-fn fp8(q: Fields<'_>) -> Result<Packing, ConfigError> {
+fn fp8(q: Fields<'_>) -> Result<Packing> {
     match q.text("fmt")?.unwrap_or("e4m3") {
         "e4m3" => scale_block(q, "weight_block_size").map(Packing::Fp8),
         other => refuse(format!("method \"fp8\" with fmt {other:?}")),
@@ -89,7 +89,7 @@ fn fp8(q: Fields<'_>) -> Result<Packing, ConfigError> {
 }
 
 /// Outputs and inputs that share a scale.
-fn scale_block(q: Fields<'_>, name: &str) -> Result<ScaleBlock, ConfigError> {
+fn scale_block(q: Fields<'_>, name: &str) -> Result<ScaleBlock> {
     let Some(sizes) = q.numbers(name)? else { return Ok(ScaleBlock { rows: 128, cols: 128 }) };
     match sizes.as_slice() {
         [rows, cols] if *rows >= 1.0 && *cols >= 1.0 => {
@@ -99,7 +99,7 @@ fn scale_block(q: Fields<'_>, name: &str) -> Result<ScaleBlock, ConfigError> {
     }
 }
 
-fn compressed_tensors(q: Fields<'_>) -> Result<Packing, ConfigError> {
+fn compressed_tensors(q: Fields<'_>) -> Result<Packing> {
     let read = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense"];
     let groups = q.object("config_groups")?;
     let formats = groups.iter().flat_map(|g| g.0.values()).filter_map(|g| g.get("format"));
@@ -126,7 +126,7 @@ fn compressed_tensors(q: Fields<'_>) -> Result<Packing, ConfigError> {
     Ok(Packing::CompressedTensors(block))
 }
 
-fn mlx(q: Fields<'_>) -> Result<Packing, ConfigError> {
+fn mlx(q: Fields<'_>) -> Result<Packing> {
     match q.text("mode")?.unwrap_or("affine") {
         "affine" => check_bits(q, "mlx", &[4, 8]).map(|()| Packing::Mlx),
         other => refuse(format!("mlx mode {other:?}")),

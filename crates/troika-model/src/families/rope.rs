@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use serde_json::{Map, Value};
 use troika_graph::{RopeFreqs, RopeStyle};
 
-use super::fields::{ConfigError, Fields, Result, bad, unsupported};
+use super::fields::{Fields, Result, bad, missing, unsupported};
 use crate::spec::RopeSpec;
 
 /// The fields of a rope, in either format.
@@ -78,8 +78,8 @@ impl<'a> RopeConfig<'a> {
     }
 
     fn need(&self, name: &str) -> Result<f64> {
-        let missing = || ConfigError::Missing(format!("rope_parameters.{name}"));
-        self.params.positive(name)?.ok_or_else(missing)
+        let none = || missing(format!("rope_parameters.{name}"));
+        self.params.positive(name)?.ok_or_else(none)
     }
 
     fn kind(&self) -> Result<&'a str> {
@@ -256,8 +256,7 @@ impl<'a> RopeConfig<'a> {
     fn longrope(&self, plain: &[f64], context: usize) -> Result<[RopeFreqs; 2]> {
         let list = |name: &str| -> Result<Vec<f64>> {
             let list = self.params.numbers(name)?;
-            let list =
-                list.ok_or_else(|| ConfigError::Missing(format!("rope_parameters.{name}")))?;
+            let list = list.ok_or_else(|| missing(format!("rope_parameters.{name}")))?;
             if list.len() != plain.len() || list.iter().any(|f| *f <= 0.0) {
                 let problem = format!("not {} positive numbers", plain.len());
                 return Err(bad(name, format!("a list of {}", list.len()), problem));

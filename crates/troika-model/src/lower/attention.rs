@@ -27,9 +27,8 @@ impl Lowerer<'_> {
     pub fn attend(&mut self, at: At<'_>, a: &Attn, x: EdgeId, residual: EdgeId) -> Result<EdgeId> {
         let q = self.qkv(at, a, x)?;
         let from = a.kv_from.unwrap_or(at.index);
-        let what = || format!("keys and values of layer {from} are not there");
-        let kv = self.kv.get(&from).copied();
-        let kv = kv.ok_or_else(|| LowerError::Spec { layer: at.index, what: what() })?;
+        let what = || format!("layer {}: keys and values of layer {from} are not there", at.index);
+        let kv = self.kv.get(&from).copied().ok_or_else(|| LowerError::Spec(what()))?;
         let o = self.attention(at, a, q, kv)?;
         self.attn_out(at, a, o, residual)
     }

@@ -269,13 +269,8 @@ pub enum LowerError {
     #[error("weight {0} was not bound; this is a fault in the family's tensor names")]
     Unbound(String),
     /// An inconsistent spec.
-    #[error("layer {layer}: {what}")]
-    Spec {
-        /// Layer.
-        layer: usize,
-        /// The inconsistency.
-        what: String,
-    },
+    #[error("{0}")]
+    Spec(String),
     /// The resulting subgraph is malformed.
     #[error(transparent)]
     Graph(#[from] GraphError),

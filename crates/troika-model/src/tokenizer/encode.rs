@@ -46,7 +46,7 @@ impl Tokenizer {
     /// A file that cannot be read or is damaged.
     pub fn from_hf_dir(dir: &Path) -> Result<Option<Tokenizer>> {
         let path = dir.join("tokenizer.json");
-        let bad = |why: String| TokenizerError::File { file: path.display().to_string(), why };
+        let bad = |why: String| TokenizerError::File(format!("{}: {why}", path.display()));
         let bytes = match read_small(&path) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(|e| bad(e.to_string()))?,

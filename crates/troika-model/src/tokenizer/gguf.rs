@@ -23,8 +23,8 @@ fn key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
 }
 
-fn metadata(name: &str, why: impl Into<String>) -> TokenizerError {
-    TokenizerError::Metadata { key: key(name), why: why.into() }
+fn metadata(name: &str, why: impl std::fmt::Display) -> TokenizerError {
+    TokenizerError::File(format!("the GGUF file's {} {why}", key(name)))
 }
 
 fn texts<'a>(meta: &'a GgufMeta, name: &str) -> Result<impl Iterator<Item = &'a str>> {
@@ -92,7 +92,11 @@ fn build(meta: &GgufMeta) -> Result<Option<(Tokenizer, Vec<String>)>> {
             let prefix = flag("add_space_prefix").unwrap_or(true);
             (sentencepiece(prefix), pieces.model(unknown)?, true)
         }
-        other => return Err(TokenizerError::Unsupported(other.into())),
+        other => {
+            let supported = "gpt2 (byte-level BPE), llama (SentencePiece)";
+            let why = format!("tokenizer model {other:?} is not supported; supported: {supported}");
+            return Err(TokenizerError::File(why));
+        }
     };
     json["added_tokens"] = added(&tokens, types.as_deref());
     let twins = twins(&tokens, &model);

@@ -211,5 +211,5 @@ fn contradictions_are_errors() {
     let (_, warning) = Tokenizer::from_gguf(&odd).unwrap().unwrap();
     assert!(warning.unwrap().contains("unheard-of"));
     odd.0.insert("tokenizer.ggml.merges".into(), strings(["nospace"]));
-    assert!(matches!(Tokenizer::from_gguf(&odd), Err(TokenizerError::Metadata { .. })));
+    assert!(matches!(Tokenizer::from_gguf(&odd), Err(TokenizerError::File(_))));
 }
