@@ -21,7 +21,8 @@ impl Format {
         let template = template.unwrap_or_default();
         let has = |text: &str| template.contains(text);
         let calls = CallFormat::shown_by(template);
-        let thoughts = THOUGHTS.iter().find(|(sign, _)| has(sign)).map(|(_, markers)| *markers);
+        let thoughts = THOUGHTS.iter().find(|[sign, ..]| has(sign));
+        let thoughts = thoughts.map(|&[_, open, close]| ThoughtMarkers { open, close });
         let thoughts = thoughts.filter(|_| calls.kind != Kind::Harmony);
         Self { calls, thoughts }
     }

@@ -22,23 +22,19 @@ pub struct ThoughtEnds {
     pub anywhere: bool,
 }
 
-const fn thought(open: &'static str, close: &'static str) -> ThoughtMarkers {
-    ThoughtMarkers { open, close }
-}
-
-/// The markers of thoughts, with what a template has of them.
-pub(super) const THOUGHTS: &[(&str, ThoughtMarkers)] = &[
-    ("<|open|>", thought("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
-    ("</think{}>", thought("<think:opensource>", "</think:opensource>")),
-    ("</think>", thought("<think>", "</think>")),
-    ("[/THINK]", thought("[THINK]", "[/THINK]")),
-    ("</seed:think>", thought("<seed:think>", "</seed:think>")),
-    ("◁/think▷", thought("◁think▷", "◁/think▷")),
-    ("<|END_THINKING|>", thought("<|START_THINKING|>", "<|END_THINKING|>")),
-    ("<channel|>", thought("<|channel>thought", "<channel|>")),
-    ("<|inner_suffix|>", thought("<|inner_prefix|>", "<|inner_suffix|>")),
-    ("assistant<|think|>", thought("<|think|>", "<|end|>")),
-    ("</mm:think>", thought("<mm:think>", "</mm:think>")),
-    ("</thought>", thought("<thought>", "</thought>")),
-    ("[BEGIN FINAL RESPONSE]", thought("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
+/// What a template has of the markers of thoughts, and these.
+pub(super) const THOUGHTS: &[[&str; 3]] = &[
+    ["<|open|>", "<|open|>think<|sep|>", "<|close|>think<|sep|>"],
+    ["</think{}>", "<think:opensource>", "</think:opensource>"],
+    ["</think>", "<think>", "</think>"],
+    ["[/THINK]", "[THINK]", "[/THINK]"],
+    ["</seed:think>", "<seed:think>", "</seed:think>"],
+    ["◁/think▷", "◁think▷", "◁/think▷"],
+    ["<|END_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"],
+    ["<channel|>", "<|channel>thought", "<channel|>"],
+    ["<|inner_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"],
+    ["assistant<|think|>", "<|think|>", "<|end|>"],
+    ["</mm:think>", "<mm:think>", "</mm:think>"],
+    ["</thought>", "<thought>", "</thought>"],
+    ["[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"],
 ];

@@ -1,6 +1,6 @@
 //! Parts that most families share: the fields of a Llama-like decoder, and its layers.
 
-use troika_graph::{Activation, RopeStyle};
+use troika_graph::{Activation, RopeStyle, Window};
 
 use super::fields::{Fields, Result, bad, unsupported};
 use super::rope::RopeConfig;
@@ -85,17 +85,12 @@ pub(super) fn activation(name: &str) -> Result<Activation> {
     })
 }
 
-impl Layer {
-    /// Layers like this one, with the window where `sliding` says so.
-    pub(super) fn windowed(&self, sliding: &[bool], window: Option<usize>) -> Vec<Layer> {
-        let layer = |sliding: &bool| {
-            let mut layer = self.clone();
-            let window = window.filter(|_| *sliding);
-            layer.attention_mut().into_iter().for_each(|a| a.window = window);
-            layer
-        };
-        sliding.iter().map(layer).collect()
+/// The layers with the window where `sliding` says so.
+pub(super) fn windowed(mut layers: Vec<Layer>, sliding: &[bool], window: Window) -> Vec<Layer> {
+    for (layer, sliding) in layers.iter_mut().zip(sliding) {
+        layer.attention_mut().into_iter().for_each(|a| a.window = window.filter(|_| *sliding));
     }
+    layers
 }
 
 /// Ropes of layers without and with a window; `None`: these layers use no positions.
@@ -167,12 +162,7 @@ impl<'a> Base<'a> {
         self.rope_of(&RopeConfig::read(self.f, None, self.theta)?)
     }
 
-    /// The same with another base.
-    pub fn rope_with_base(&self, theta: f64) -> Result<RopeSpec> {
-        self.rope_of(&RopeConfig::read(self.f, None, self.theta)?.with_base(theta))
-    }
-
-    fn rope_of(&self, config: &RopeConfig<'_>) -> Result<RopeSpec> {
+    pub fn rope_of(&self, config: &RopeConfig<'_>) -> Result<RopeSpec> {
         config.build(self.head_dim, config.partial(self.partial)?, self.style, self.context)
     }
 
@@ -213,6 +203,11 @@ impl<'a> Base<'a> {
     pub fn mlp(&self) -> Result<Mlp> {
         let inter = self.f.size("intermediate_size")?;
         Ok(Mlp { inter, act: self.act, gated: true, bias: false, gate_scale: 1.0, above: None })
+    }
+
+    /// The same with biases if the config has an `mlp_bias`.
+    pub fn biased_mlp(&self) -> Result<Mlp> {
+        Ok(Mlp { bias: self.f.flag("mlp_bias")?.unwrap_or(false), ..self.mlp()? })
     }
 
     /// A pre-norm layer.

@@ -4,7 +4,7 @@ use troika_graph::{RopeStyle, Score};
 
 use super::base::{Base, ConfigSource, Defaults, Ropes};
 use super::fields::{Fields, Result, missing, unsupported};
-use super::moe::{experts, moe};
+use super::moe::experts;
 use crate::spec::{Ffn, Layer, Mlp, ModelSpec, Moe, Norm, SharedExpert};
 
 fn read<'a>(f: Fields<'a>, source: &'a ConfigSource, head_dim: Option<usize>) -> Result<Base<'a>> {
@@ -62,7 +62,7 @@ pub(super) fn cohere2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
         }
     };
     let normalize = score == Score::Sigmoid && f.flag("norm_topk_prob")?.unwrap_or(true);
-    let mut moe = Moe { score, ..moe(&b, experts(f, 8, 2)?, inter, normalize) };
+    let mut moe = Moe { score, normalize, ..experts(&b, 8, 2, inter)? };
     let shared = f.first(&["num_shared_experts", "n_shared_experts"], Fields::count_opt)?;
     let shared = inter * shared.unwrap_or(0);
     moe.shared = (shared > 0).then_some(SharedExpert { inter: shared, gated: false, bias: false });

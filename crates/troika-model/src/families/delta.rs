@@ -7,10 +7,10 @@ use troika_graph::{Activation, Decay};
 use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{Fields, Result, bad, unsupported};
 use super::latent::{DEEPSEEK, latent};
-use super::moe::{dense_layers, experts, layers, moe};
+use super::moe::{dense_layers, experts, layers};
 use super::routed::{Routing, routed};
 use crate::spec::{
-    Attn, DeltaRule, Ffn, HeadGate, Layer, Mixer, ModelSpec, Norm, QkNorm, SharedExpert,
+    Attn, DeltaRule, Ffn, HeadGate, Layer, Mixer, ModelSpec, Moe, Norm, QkNorm, SharedExpert,
 };
 
 /// The delta rule of a config: as many key and value heads as given if the config has no numbers.
@@ -103,7 +103,7 @@ fn qwen_experts(
     let (b, attn, norm) = qwen(f, source)?;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(512);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(true);
-    let mut moe = moe(&b, experts(f, 512, 10)?, inter, normalize);
+    let mut moe = Moe { normalize, ..experts(&b, 512, 10, inter)? };
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(512);
     moe.shared = Some(SharedExpert { inter: shared, gated: true, bias: false });
     let layers = layers(&b, &attn, &moe, dense_layers(&b)?)?;

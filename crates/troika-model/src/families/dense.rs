@@ -2,7 +2,7 @@
 
 use troika_graph::{Activation, Growth, RopeStyle};
 
-use super::base::{Base, ConfigSource, Defaults, Ropes};
+use super::base::{Base, ConfigSource, Defaults, Ropes, windowed};
 use super::fields::{Fields, Result, bad, unsupported};
 use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, QkNorm};
 
@@ -15,9 +15,7 @@ pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     if matches!(source, ConfigSource::Gguf { .. }) {
         attn.window = f.window("sliding_window")?;
     }
-    let mut mlp = b.mlp()?;
-    mlp.bias = f.flag("mlp_bias")?.unwrap_or(false);
-    Ok(b.alike("llama", attn, Ffn::Dense(mlp)))
+    Ok(b.alike("llama", attn, Ffn::Dense(b.biased_mlp()?)))
 }
 
 pub(super) fn internlm2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -34,18 +32,19 @@ pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
 }
 
 /// Layers that are alike but for a window: by default those from `max_window_layers` on have one.
-fn windowed(b: &Base<'_>, attn: Attn) -> Result<Vec<Layer>> {
+fn qwen(b: &Base<'_>, attn: Attn) -> Result<Vec<Layer>> {
     let window = b.optional_window(Some(4096))?;
     let from = b.f.count_opt("max_window_layers")?.unwrap_or(28);
     let sliding = b.sliding(|i| window.is_some() && i >= from)?;
-    Ok(b.layer(attn, Ffn::Dense(b.mlp()?)).windowed(&sliding, window))
+    let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
+    Ok(windowed(vec![layer; b.layers], &sliding, window))
 }
 
 pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = true;
-    Ok(b.model("qwen2", windowed(&b, attn)?))
+    Ok(b.model("qwen2", qwen(&b, attn)?))
 }
 
 pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -53,7 +52,7 @@ pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, d)?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(b.qk_norm(true));
-    Ok(b.model("qwen3", windowed(&b, attn)?))
+    Ok(b.model("qwen3", qwen(&b, attn)?))
 }
 
 /// EXAONE 4: norms after attention and feed-forward.
@@ -116,10 +115,9 @@ pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     };
     let window = b.optional_window(None)?;
     let sliding = b.sliding(|i| window.is_some() && !with_rope[i])?;
-    let mut mlp = b.mlp()?;
-    mlp.bias = f.flag("mlp_bias")?.unwrap_or(false);
-    let layer = b.layer(b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp));
-    let mut layers = layer.windowed(&sliding, window);
+    let attn = b.biased_attn(Some(b.rope()?), false)?;
+    let layer = b.layer(attn, Ffn::Dense(b.biased_mlp()?));
+    let mut layers = windowed(vec![layer; b.layers], &sliding, window);
     for (layer, _) in layers.iter_mut().zip(&with_rope).filter(|(_, with_rope)| !**with_rope) {
         layer.attention_mut().into_iter().for_each(|a| a.rope = None);
     }
@@ -214,8 +212,7 @@ pub(super) fn ministral3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
 pub(super) fn arcee(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { eps: 1e-5, act: "relu2", context: 4096, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
-    let bias = f.flag("mlp_bias")?.unwrap_or(false);
-    let mlp = Mlp { gated: false, bias, ..b.mlp()? };
+    let mlp = Mlp { gated: false, ..b.biased_mlp()? };
     Ok(b.alike("arcee", b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp)))
 }
 
@@ -272,8 +269,7 @@ pub(super) fn seed_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     let b = Base::read(f, source, d)?;
     let mut attn = b.biased_attn(Some(b.rope()?), true)?;
     attn.o_bias = f.flag("attention_out_bias")?.unwrap_or(false);
-    let mlp = Mlp { bias: f.flag("mlp_bias")?.unwrap_or(false), ..b.mlp()? };
-    Ok(b.alike("seed_oss", attn, Ffn::Dense(mlp)))
+    Ok(b.alike("seed_oss", attn, Ffn::Dense(b.biased_mlp()?)))
 }
 
 /// The same model with layer norms.
@@ -305,8 +301,7 @@ pub(super) fn nemotron(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     b.partial = 0.5;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.o_bias = f.flag("attention_out_bias")?.unwrap_or(attn.o_bias);
-    let bias = f.flag("mlp_bias")?.unwrap_or(false);
-    let layer = b.layer(attn, Ffn::Dense(Mlp { gated: false, bias, ..b.mlp()? }));
+    let layer = b.layer(attn, Ffn::Dense(Mlp { gated: false, ..b.biased_mlp()? }));
     let eps = f.first(&["norm_eps", "layer_norm_eps"], Fields::positive)?;
     Ok(layer_norms(b.model("nemotron", vec![layer; b.layers]), eps))
 }

@@ -1,7 +1,7 @@
 //! Gemma 1, 2 and 3: scaled embeddings, norms with an offset of one, sandwich norms, soft caps,
 //! alternating windows.
 
-use super::base::{Base, ConfigSource, Defaults, Ropes, activation};
+use super::base::{Base, ConfigSource, Defaults, Ropes, activation, windowed};
 use super::fields::{Fields, Result};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, ModelSpec, Norm, QkNorm};
@@ -74,7 +74,7 @@ pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     attn.scale = scalar.powf(-0.5) as f32;
     attn.softcap = cap("attn_logit_softcapping", 50.0)?;
     let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
-    let mut m = model(&b, "gemma2", layer.windowed(&sliding, window));
+    let mut m = model(&b, "gemma2", windowed(vec![layer; b.layers], &sliding, window));
     m.logit_softcap = cap("final_logit_softcapping", 30.0)?;
     Ok(m)
 }

@@ -4,7 +4,7 @@
 use super::base::{Base, ConfigSource};
 use super::fields::{Fields, Result, bad, unsupported};
 use super::gemma::{read_newer, scaled_by_width};
-use super::moe::{experts, moe};
+use super::moe::experts;
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, Mixer, Mlp, ModelSpec, Moe, PerLayerInput, SharedExpert};
 
@@ -97,12 +97,12 @@ fn layer(b: &Base<'_>, i: usize, local: bool, shares: bool) -> Result<Layer> {
     if !f.flag("enable_moe_block")?.unwrap_or(false) {
         return Ok(b.layer(attn, Ffn::Dense(mlp)));
     }
-    let count = experts(f, f.count("num_experts")?, 0)?;
     let moe = Moe {
+        normalize: true,
         shared: Some(SharedExpert { inter, gated: false, bias: false }),
         norms: Some(b.rms()),
         expert_scales: f.flag("expert_scales")?.unwrap_or(true),
-        ..moe(b, count, f.size("moe_intermediate_size")?, true)
+        ..experts(b, f.count("num_experts")?, 0, f.size("moe_intermediate_size")?)?
     };
     Ok(b.layer(attn, Ffn::Moe(moe)))
 }

@@ -2,10 +2,11 @@
 
 use troika_graph::Score;
 
-use super::base::{Base, ConfigSource, Defaults};
+use super::base::{Base, ConfigSource, Defaults, windowed};
 use super::fields::{Fields, Result};
-use super::moe::{experts, moe};
-use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Moe};
+use super::moe::experts;
+use super::rope::RopeConfig;
+use crate::spec::{Attn, Ffn, Layer, ModelSpec, Moe};
 
 fn multiplier(f: Fields<'_>, names: &[&str]) -> Result<f32> {
     Ok(f.first(names, Fields::positive)?.unwrap_or(1.0) as f32)
@@ -14,10 +15,6 @@ fn multiplier(f: Fields<'_>, names: &[&str]) -> Result<f32> {
 pub(super) fn attn(b: &Base<'_>) -> Result<Attn> {
     let scale = multiplier(b.f, &["attention_multiplier"])?;
     Ok(Attn { scale, ..b.biased_attn(Some(b.rope()?), false)? })
-}
-
-fn mlp(b: &Base<'_>) -> Result<Ffn> {
-    Ok(Ffn::Dense(Mlp { bias: b.f.flag("mlp_bias")?.unwrap_or(false), ..b.mlp()? }))
 }
 
 pub(super) fn model(b: &Base<'_>, family: &str, mut layers: Vec<Layer>) -> Result<ModelSpec> {
@@ -33,13 +30,13 @@ pub(super) fn model(b: &Base<'_>, family: &str, mut layers: Vec<Layer>) -> Resul
 
 pub(super) fn granite(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
-    let layer = b.layer(attn(&b)?, mlp(&b)?);
+    let layer = b.layer(attn(&b)?, Ffn::Dense(b.biased_mlp()?));
     model(&b, "granite", vec![layer; b.layers])
 }
 
 pub(super) fn granitemoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
-    let moe = moe(&b, experts(f, 8, 2)?, f.size("intermediate_size")?, false);
+    let moe = experts(&b, 8, 2, f.size("intermediate_size")?)?;
     let layer = b.layer(attn(&b)?, Ffn::Moe(Moe { score: Score::TopKSoftmax, ..moe }));
     model(&b, "granitemoe", vec![layer; b.layers])
 }
@@ -50,13 +47,14 @@ pub(super) fn granite_swa(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let b = Base::read(f, source, d)?;
     let window = f.or("sliding_window", Some(128), Fields::window)?;
     let sliding = b.sliding(|i| !i.is_multiple_of(4))?;
-    let mut layers =
-        b.layer(Attn { sinks: true, ..attn(&b)? }, mlp(&b)?).windowed(&sliding, window);
+    let layer = b.layer(Attn { sinks: true, ..attn(&b)? }, Ffn::Dense(b.biased_mlp()?));
+    let mut layers = windowed(vec![layer; b.layers], &sliding, window);
     // A base of each layer; none for those that use no positions.
     let bases = f.per_layer("layer_rope_theta", b.layers)?.unwrap_or_default();
+    let mut config = RopeConfig::read(f, None, b.theta)?;
     for (layer, base) in layers.iter_mut().zip(bases) {
-        let base = base.as_f64().filter(|base| *base > 0.0);
-        let rope = base.map(|base| b.rope_with_base(base)).transpose()?;
+        config.theta = base.as_f64().unwrap_or(0.0);
+        let rope = (config.theta > 0.0).then(|| b.rope_of(&config)).transpose()?;
         layer.attention_mut().into_iter().for_each(|a| a.rope = rope.clone());
     }
     model(&b, "granite_swa", layers)

@@ -7,7 +7,7 @@ use troika_graph::{Activation, Score};
 use super::base::{Base, ConfigSource, Defaults, activation};
 use super::fields::{Fields, Result, bad, missing, not_in_gguf, unsupported};
 use super::granite;
-use super::moe::{experts, moe};
+use super::moe::experts;
 use super::routed::{Routing, routed};
 use crate::spec::{
     Attn, Ffn, GatedNorm, HeadGate, Layer, Mamba2, MambaScales, Mixer, Mlp, ModelSpec, Moe,
@@ -201,7 +201,7 @@ pub(super) fn granitemoehybrid(f: Fields<'_>, source: &ConfigSource) -> Result<M
     let ffn = match f.first(&["num_local_experts", "num_experts"], Fields::count_opt)? {
         Some(0) | None => Ffn::Dense(Mlp { inter: inter.unwrap_or(b.mlp()?.inter), ..b.mlp()? }),
         Some(n) => {
-            let moe = moe(&b, experts(f, n, 2)?, f.size("intermediate_size")?, false);
+            let moe = experts(&b, n, 2, f.size("intermediate_size")?)?;
             let shared = inter.map(|inter| SharedExpert { inter, gated: false, bias: false });
             Ffn::Moe(Moe { score: Score::TopKSoftmax, shared, ..moe })
         }
@@ -232,8 +232,7 @@ pub(super) fn falcon_h1(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
     let input = times("attention_in_multiplier")?;
     attn.scale *= input * input * times("key_multiplier")?;
     let mlps = list("mlp_multipliers")?;
-    let bias = f.flag("mlp_bias")?.unwrap_or(false);
-    let mlp = Mlp { bias, gate_scale: of(&mlps, 0), ..b.mlp()? };
+    let mlp = Mlp { gate_scale: of(&mlps, 0), ..b.biased_mlp()? };
     let layer = Layer {
         beside: Some(Box::new(m)),
         mixer_scale: input * times("attention_out_multiplier")?,

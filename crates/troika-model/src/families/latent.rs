@@ -4,7 +4,7 @@ use troika_graph::RopeStyle;
 
 use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{Fields, Result, unsupported};
-use super::moe::{experts, groups, layers, moe};
+use super::moe::{experts, groups, layers};
 use super::rope::RopeConfig;
 use super::routed::{Routing, routed};
 use crate::spec::{Attn, Ffn, Latent, ModelSpec, Moe, Norm, SharedExpert};
@@ -55,7 +55,7 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let (b, attn) = latent(f, source, Defaults::default(), &DEEPSEEK)?;
     let mlp_bias = f.flag("mlp_bias")?.unwrap_or(false);
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(1407);
-    let mut moe = moe(&b, experts(f, 64, 6)?, inter, false);
+    let mut moe = experts(&b, 64, 6, inter)?;
     moe.scale = f.number("routed_scaling_factor")?.unwrap_or(1.0) as f32;
     moe.groups = expert_groups(f, &moe)?;
     if !matches!(f.text("scoring_func")?, None | Some("softmax")) {

@@ -1,21 +1,16 @@
 //! Mixture-of-experts decoders: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use troika_graph::{Activation, Score};
 
-use super::base::{Base, ConfigSource, Defaults};
+use super::base::{Base, ConfigSource, Defaults, windowed};
 use super::fields::{Fields, Result, bad};
 use crate::spec::{Attn, Ffn, Layer, ModelSpec, Moe, SharedExpert};
 
-/// How many experts there are, and how many of them a token uses.
-#[derive(Clone, Copy)]
-pub(super) struct ExpertCount {
-    pub experts: usize,
-    pub top_k: usize,
-}
-
-/// The number of experts, by any of its names, and the number chosen per token.
-pub(super) fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<ExpertCount> {
+/// Experts of a width, whose number and number chosen per token have several names: these are the
+/// defaults of both.
+pub(super) fn experts(b: &Base<'_>, experts: usize, top_k: usize, inter: usize) -> Result<Moe> {
+    let f = b.f;
     let names = ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
     let n = f.first(&names, Fields::count_opt)?.unwrap_or(experts);
     let names = ["num_experts_per_tok", "moe_k", "top_k_experts"];
@@ -24,13 +19,9 @@ pub(super) fn experts(f: Fields<'_>, experts: usize, top_k: usize) -> Result<Exp
         let name = names.into_iter().find(|name| f.get(name).is_some()).unwrap_or(names[0]);
         return Err(bad(name, k, format!("not between 1 and the {n} experts")));
     }
-    Ok(ExpertCount { experts: n, top_k: k })
-}
-
-pub(super) fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: bool) -> Moe {
-    Moe {
-        experts: count.experts,
-        top_k: count.top_k,
+    Ok(Moe {
+        experts: n,
+        top_k: k,
         inter,
         act: b.act,
         gated: true,
@@ -39,12 +30,12 @@ pub(super) fn moe(b: &Base<'_>, count: ExpertCount, inter: usize, normalize: boo
         choice_bias: false,
         expert_scales: false,
         score: Score::Softmax,
-        normalize,
+        normalize: false,
         scale: 1.0,
         groups: None,
         shared: None,
         norms: None,
-    }
+    })
 }
 
 pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -52,7 +43,7 @@ pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let b = Base::read(f, source, d)?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.window("sliding_window")?;
-    let moe = moe(&b, experts(f, 8, 2)?, f.size("intermediate_size")?, true);
+    let moe = Moe { normalize: true, ..experts(&b, 8, 2, f.size("intermediate_size")?)? };
     Ok(b.alike("mixtral", attn, Ffn::Moe(moe)))
 }
 
@@ -82,14 +73,11 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
     attn.qkv_bias = f.flag("qkv_bias")?.unwrap_or(true);
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(1408);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
-    let mut moe = moe(&b, experts(f, 60, 4)?, inter, normalize);
+    let mut moe = Moe { normalize, ..experts(&b, 60, 4, inter)? };
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(5632);
     moe.shared = Some(SharedExpert { inter: shared, gated: true, bias: false });
-    let mut layers = layers(&b, &attn, &moe, dense_layers(&b)?)?;
-    for (layer, sliding) in layers.iter_mut().zip(sliding) {
-        layer.attention_mut().into_iter().for_each(|a| a.window = window.filter(|_| sliding));
-    }
-    Ok(b.model("qwen2_moe", layers))
+    let layers = layers(&b, &attn, &moe, dense_layers(&b)?)?;
+    Ok(b.model("qwen2_moe", windowed(layers, &sliding, window)))
 }
 
 pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -99,7 +87,7 @@ pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
     attn.window = b.optional_window(Some(4096))?;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(768);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
-    let moe = moe(&b, experts(f, 128, 8)?, inter, normalize);
+    let moe = Moe { normalize, ..experts(&b, 128, 8, inter)? };
     Ok(b.model("qwen3_moe", layers(&b, &attn, &moe, dense_layers(&b)?)?))
 }
 
@@ -109,7 +97,7 @@ pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     attn.qk_norm = Some(b.qk_norm(false));
     attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
-    let moe = moe(&b, experts(f, 64, 8)?, f.size("intermediate_size")?, normalize);
+    let moe = Moe { normalize, ..experts(&b, 64, 8, f.size("intermediate_size")?)? };
     Ok(b.alike("olmoe", attn, Ffn::Moe(moe)))
 }
 
@@ -128,13 +116,6 @@ pub(super) fn groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>>
     Ok(Some((groups, best)))
 }
 
-fn gpt_oss_rope() -> Value {
-    json!({
-        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
-        "truncate": false, "original_max_position_embeddings": 4096
-    })
-}
-
 /// gpt-oss: sinks, biases everywhere, clamped gated activation, alternating windows.
 pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (theta, head_dim, context) = (150_000.0, Some(64), 131_072);
@@ -142,7 +123,11 @@ pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     // Without any rope field the class defaults to yarn, not truncated in its own configs.
     let mut filled = f.0.clone();
     if f.get("rope_parameters").is_none() && f.get("rope_scaling").is_none() {
-        filled.insert("rope_parameters".into(), gpt_oss_rope());
+        let rope = json!({
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": false, "original_max_position_embeddings": 4096
+        });
+        filled.insert("rope_parameters".into(), rope);
     }
     let f = Fields(&filled);
     let b = Base::read(f, source, d)?;
@@ -150,12 +135,12 @@ pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let sliding = b.sliding(|i| i.is_multiple_of(2))?;
     let mut attn = b.biased_attn(Some(b.rope()?), true)?;
     attn.sinks = true;
-    let mut moe = moe(&b, experts(f, 128, 4)?, f.size("intermediate_size")?, false);
+    let mut moe = experts(&b, 128, 4, f.size("intermediate_size")?)?;
     moe.act = Activation::ClampedSwiglu {
         alpha: f.positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
         limit: f.positive("swiglu_limit")?.unwrap_or(7.0) as f32,
     };
     (moe.score, moe.bias, moe.router_bias) = (Score::TopKSoftmax, true, true);
-    let layer = b.layer(attn, Ffn::Moe(moe));
-    Ok(b.model("gpt_oss", layer.windowed(&sliding, window)))
+    let layers = vec![b.layer(attn, Ffn::Moe(moe)); b.layers];
+    Ok(b.model("gpt_oss", windowed(layers, &sliding, window)))
 }

@@ -4,7 +4,7 @@ use troika_graph::Score;
 
 use super::base::{Base, ConfigSource, Defaults};
 use super::fields::{Fields, Result, bad};
-use super::moe::{experts, moe};
+use super::moe::experts;
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Mlp, ModelSpec, Norm, QkNorm};
 
@@ -30,7 +30,8 @@ pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
 
 pub(super) fn phi3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
-    let rope = RopeConfig::read(f, None, b.theta)?.phi3();
+    let mut rope = RopeConfig::read(f, None, b.theta)?;
+    rope.phi3 = true;
     let rope = rope.build(b.head_dim, rope.partial(1.0)?, source.rope_style(), b.context)?;
     let mut attn = b.attn(Some(rope));
     attn.window = f.window("sliding_window")?;
@@ -45,12 +46,11 @@ pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let spec = rope.build(b.head_dim, 1.0, source.rope_style(), b.context)?;
     let mut attn = b.biased_attn(Some(rope.phimoe_mscale(spec, b.context)?), false)?;
     attn.window = f.window("sliding_window")?;
-    let count = experts(f, 16, 2)?;
-    if count.top_k != 2 {
+    let mut moe = experts(&b, 16, 2, f.size("intermediate_size")?)?;
+    if moe.top_k != 2 {
         let problem = "not 2, which sparsemixer routing needs";
-        return Err(bad("num_experts_per_tok", count.top_k, problem));
+        return Err(bad("num_experts_per_tok", moe.top_k, problem));
     }
-    let mut moe = moe(&b, count, f.size("intermediate_size")?, false);
     moe.score = Score::SparseMixer { eps: f.number("router_jitter_noise")?.unwrap_or(0.01) as f32 };
     let mut layer = b.layer(attn, Ffn::Moe(moe));
     (layer.attn_pre, layer.ffn_pre) = (Some(norm), Some(norm));

@@ -15,9 +15,9 @@ pub(super) struct RopeConfig<'a> {
     /// `rope_parameters` or `rope_scaling`; else no fields.
     params: Fields<'a>,
     config: Fields<'a>,
-    theta: f64,
+    pub theta: f64,
     /// For Phi-3: `yarn` is an old name of longrope, and the original length has a default.
-    phi3: bool,
+    pub phi3: bool,
 }
 
 /// The limit of rotated elements per head, so that lists of frequencies are short.
@@ -67,16 +67,6 @@ impl<'a> RopeConfig<'a> {
         Ok(RopeConfig { params, config, theta, phi3: false })
     }
 
-    /// The same with another base.
-    pub fn with_base(self, theta: f64) -> RopeConfig<'a> {
-        RopeConfig { theta, ..self }
-    }
-
-    /// Reads the same fields as Phi-3 does.
-    pub fn phi3(self) -> RopeConfig<'a> {
-        RopeConfig { phi3: true, ..self }
-    }
-
     fn need(&self, name: &str) -> Result<f64> {
         let none = || missing(format!("rope_parameters.{name}"));
         self.params.positive(name)?.ok_or_else(none)
@@ -122,21 +112,17 @@ impl<'a> RopeConfig<'a> {
         if dim > MAX_ROTARY {
             return Err(bad("rotary dimension", dim, format!("more than {MAX_ROTARY}")));
         }
-        let mut rope = self.finite(self.scaled(dim, style, context)?)?;
+        let mut rope = self.scaled(dim, style, context)?;
+        let fine = |f: &RopeFreqs| f.factor.is_finite() && f.inv_freq.iter().all(|x| x.is_finite());
+        // Bases and factors may be extreme.
+        if !fine(&rope.freqs) || rope.long.as_ref().is_some_and(|l| !fine(&l.0)) {
+            let problem = "giving frequencies that are not finite";
+            return Err(bad("rope_theta", format!("{:?}", self.theta), problem));
+        }
         if whole {
             let turns = (head_dim as f64 * partial / 2.0) as usize;
             let freqs = rope.freqs.inv_freq.iter().enumerate();
             rope.freqs.inv_freq = freqs.map(|(i, f)| if i < turns { *f } else { 0.0 }).collect();
-        }
-        Ok(rope)
-    }
-
-    /// Refuses frequencies that are not finite because of extreme bases and factors.
-    fn finite(&self, rope: RopeSpec) -> Result<RopeSpec> {
-        let fine = |f: &RopeFreqs| f.factor.is_finite() && f.inv_freq.iter().all(|x| x.is_finite());
-        if !fine(&rope.freqs) || rope.long.as_ref().is_some_and(|l| !fine(&l.0)) {
-            let problem = "giving frequencies that are not finite";
-            return Err(bad("rope_theta", format!("{:?}", self.theta), problem));
         }
         Ok(rope)
     }

@@ -7,7 +7,7 @@ use troika_graph::{Activation, Score};
 use super::base::{Base, ConfigSource, Defaults, Ropes};
 use super::dense::{ernie, exaone, exaone_windows};
 use super::fields::{Fields, Result, bad, unsupported};
-use super::moe::{experts, groups, layers, moe};
+use super::moe::{experts, groups, layers};
 use crate::spec::{Attn, Ffn, HeadGate, ModelSpec, Moe, SharedExpert};
 
 /// A family's defaults for absent fields of its router and experts.
@@ -39,8 +39,8 @@ pub(super) fn routed(b: &Base<'_>, d: Routing) -> Result<Moe> {
     let f = b.f;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(d.inter);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(d.normalize);
-    let mut moe = moe(b, experts(f, d.experts, d.top_k)?, inter, normalize);
-    (moe.score, moe.choice_bias) = (Score::Sigmoid, true);
+    let mut moe = experts(b, d.experts, d.top_k, inter)?;
+    (moe.score, moe.choice_bias, moe.normalize) = (Score::Sigmoid, true, normalize);
     let scales = [
         "routed_scaling_factor",
         "route_scale",

@@ -150,9 +150,7 @@ fn replaced(replace: &Replace) -> f64 {
 pub(super) fn normalizer(n: &NormalizerWrapper, growth: &mut Growth) -> Result<(), String> {
     use NormalizerWrapper as N;
     match n {
-        N::Sequence(all) => {
-            all.as_ref().iter().try_for_each(|n| normalizer(n, growth))?;
-        }
+        N::Sequence(all) => all.as_ref().iter().try_for_each(|n| normalizer(n, growth))?,
         N::NFC(_) | N::NFD(_) => growth.times(CANONICAL),
         N::NFKC(_) | N::NFKD(_) => growth.times(COMPATIBLE),
         N::Lowercase(_) => growth.times(LOWER),

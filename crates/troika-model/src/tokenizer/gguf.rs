@@ -87,10 +87,10 @@ fn build(meta: &GgufMeta) -> Result<Option<(Tokenizer, Vec<String>)>> {
         "llama" => {
             let unknown = special(meta, "unknown_token_id", tokens.len(), &mut warnings);
             let scores = numbers(meta, "scores", tokens.len())?;
-            let pieces =
-                Pieces { tokens: &tokens, types: types.as_deref(), scores: scores.as_deref() };
+            let vocab = vocabulary(&tokens);
+            let merges = merges(&tokens, types.as_deref(), scores.as_deref(), &vocab)?;
             let prefix = flag("add_space_prefix").unwrap_or(true);
-            (sentencepiece(prefix), pieces.model(unknown)?, true)
+            (sentencepiece(prefix), of_pieces(&tokens, vocab, merges, unknown)?, true)
         }
         other => {
             let supported = "gpt2 (byte-level BPE), llama (SentencePiece)";
@@ -207,55 +207,44 @@ fn byte_level(pre: &pre::Pre) -> Value {
 /// 600,000 merges of 20 bytes.
 const MERGES: usize = 256 << 20;
 
-/// A SentencePiece vocabulary.
-struct Pieces<'a> {
-    tokens: &'a [&'a str],
-    types: Option<&'a [f64]>,
-    scores: Option<&'a [f64]>,
-}
-
-impl Pieces<'_> {
-    /// A model that merges pieces. `unknown` is the id of the token for other text.
-    fn model(&self, unknown: Option<u32>) -> Result<ModelWrapper> {
-        let vocab = vocabulary(self.tokens);
-        let merges = self.merges(&vocab)?;
-        of_pieces(self.tokens, vocab, merges, unknown)
-    }
-
-    /// Merges follow from the pieces and their scores.
-    fn merges(&self, ids: &Vocab) -> Result<Merges> {
-        let score = |i: usize| self.scores.map_or(-(i as f64), |s| s[i]);
-        let mut merges: Vec<(f64, u32, u32, u32)> = Vec::new();
-        let mut bytes = 0;
-        for (i, token) in self.tokens.iter().enumerate() {
-            // Looking for all pairs takes time that grows with the square of the length.
-            if token.len() > PIECE {
-                if self.types.is_some_and(|t| t[i] as i64 != NORMAL) {
-                    continue;
-                }
-                let why = format!("has a piece of {} bytes; at most {PIECE} can be", token.len());
-                return Err(metadata("tokens", why));
+/// The merges of SentencePiece's pieces follow from these and their scores.
+fn merges(
+    tokens: &[&str],
+    types: Option<&[f64]>,
+    scores: Option<&[f64]>,
+    ids: &Vocab,
+) -> Result<Merges> {
+    let score = |i: usize| scores.map_or(-(i as f64), |s| s[i]);
+    let mut merges: Vec<(f64, u32, u32, u32)> = Vec::new();
+    let mut bytes = 0;
+    for (i, token) in tokens.iter().enumerate() {
+        // Looking for all pairs takes time that grows with the square of the length.
+        if token.len() > PIECE {
+            if types.is_some_and(|t| t[i] as i64 != NORMAL) {
+                continue;
             }
-            for (at, _) in token.char_indices().skip(1) {
-                let (a, b) = token.split_at(at);
-                if let Some(&a) = ids.get(a)
-                    && let Some(&b) = ids.get(b)
-                {
-                    merges.push((score(i), i as u32, a, b));
-                    bytes += token.len();
-                }
-            }
-            if bytes > MERGES {
-                return Err(metadata("tokens", format!("make merges of more than {MERGES} bytes")));
+            let why = format!("has a piece of {} bytes; at most {PIECE} can be", token.len());
+            return Err(metadata("tokens", why));
+        }
+        for (at, _) in token.char_indices().skip(1) {
+            let (a, b) = token.split_at(at);
+            if let Some(&a) = ids.get(a)
+                && let Some(&b) = ids.get(b)
+            {
+                merges.push((score(i), i as u32, a, b));
+                bytes += token.len();
             }
         }
-        merges.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2, x.3).cmp(&(y.1, y.2, y.3))));
-        let text = |id: u32| self.tokens[id as usize].to_string();
-        Ok(merges.iter().map(|&(_, _, a, b)| (text(a), text(b))).collect())
+        if bytes > MERGES {
+            return Err(metadata("tokens", format!("make merges of more than {MERGES} bytes")));
+        }
     }
+    merges.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2, x.3).cmp(&(y.1, y.2, y.3))));
+    let text = |id: u32| tokens[id as usize].to_string();
+    Ok(merges.iter().map(|&(_, _, a, b)| (text(a), text(b))).collect())
 }
 
-/// A model of pieces, which spells what is none of them by bytes.
+/// A model of pieces, which spells what is none of them by bytes, or by the token `unknown`.
 fn of_pieces(
     tokens: &[&str],
     vocab: Vocab,
