@@ -1,7 +1,7 @@
 //! Shared by a fuzz target and a test: reads bytes as a `tokenizer.json`, encodes texts, decodes
 //! and streams ids. Nothing may panic or take unreasonably long.
 
-use troika_model::tokenizer::Tokenizer;
+use troika_model::tokenizer::{Detokenizer, Tokenizer};
 
 const TEXTS: [&str; 5] = [
     "",
@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) {
 fn decode(tokenizer: &Tokenizer, ids: &[u32]) {
     let _ = tokenizer.decode(ids, false);
     let _ = tokenizer.decode(&ids[..ids.len().min(1)], true);
-    let mut stream = tokenizer.detokenizer();
+    let mut stream = Detokenizer::new(tokenizer);
     ids.iter().for_each(|&id| drop(stream.push(id)));
     stream.finish();
 }

@@ -5,7 +5,7 @@
 //! and is held until then.
 
 use super::call::{Read, Stopped, Text, failed};
-use super::object;
+use super::objects;
 use super::output::Output;
 
 pub(super) const OPEN: &[&str] = &[LIST, FENCE, OBJECT];
@@ -80,7 +80,7 @@ async fn object(text: &Text, names: &[String]) -> Read<(String, String)> {
     let (mut name, mut arguments) = (None, None);
     loop {
         text.expect('"').await?;
-        let key = object::string(text).await?;
+        let key = objects::string(text).await?;
         let is_name = match key.as_str() {
             "name" if name.is_none() => true,
             "arguments" | "parameters" if arguments.is_none() => false,
@@ -89,7 +89,7 @@ async fn object(text: &Text, names: &[String]) -> Read<(String, String)> {
         text.expect(':').await?;
         text.expect(if is_name { '"' } else { '{' }).await?;
         if is_name {
-            let known = object::string(text).await?;
+            let known = objects::string(text).await?;
             if !names.contains(&known) {
                 return failed('"');
             }

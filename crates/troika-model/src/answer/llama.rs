@@ -1,7 +1,7 @@
 //! Llama 3: `{"name": .., "parameters": {..}}` as the whole answer, or several with `;` between.
 
 use super::call::{Read, Stopped, Text};
-use super::object;
+use super::objects;
 
 pub(super) const OPEN: &str = "{";
 pub(super) const TAG: &str = "<|python_tag|>";
@@ -9,7 +9,7 @@ pub(super) const TAG: &str = "<|python_tag|>";
 /// Reads objects one after another.
 pub(super) async fn read(text: &Text, names: &[String]) -> Read<()> {
     loop {
-        object::read(text, Some(names)).await?;
+        objects::object(text, Some(names)).await?;
         let mut between = String::new();
         let other = loop {
             match text.next().await {

@@ -13,7 +13,6 @@ mod literals;
 mod llama;
 mod mistral;
 mod named;
-mod object;
 mod objects;
 mod output;
 mod reader;

@@ -25,13 +25,6 @@ pub struct Detokenizer<T: Deref<Target = Tokenizer>> {
     before: usize,
 }
 
-impl Tokenizer {
-    /// A streaming decoder.
-    pub fn detokenizer(&self) -> Detokenizer<&Tokenizer> {
-        Detokenizer::new(self)
-    }
-}
-
 impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
     /// A decoder at the start of a text.
     pub fn new(tokenizer: T) -> Self {

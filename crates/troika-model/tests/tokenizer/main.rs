@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use serde_json::Value;
 use troika_model::spec::{GgufMeta, GgufValue};
-use troika_model::tokenizer::Tokenizer;
+use troika_model::tokenizer::{Detokenizer, Tokenizer};
 
 fn tiny_moe() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-moe")
@@ -126,7 +126,7 @@ proptest! {
         let t = &*TINY;
         let whole = format!("{text}{emoji}");
         let ids = t.encode(&whole, false, false).unwrap();
-        let mut stream = t.detokenizer();
+        let mut stream = Detokenizer::new(t);
         let mut joined = String::new();
         for id in ids {
             let piece = stream.push(id).unwrap_or_default();
@@ -141,7 +141,7 @@ proptest! {
     #[test]
     fn any_ids_stream_without_a_panic(ids in proptest::collection::vec(0u32..5000, 0..40)) {
         let t = &*TINY;
-        let mut stream = t.detokenizer();
+        let mut stream = Detokenizer::new(t);
         for id in ids {
             stream.push(id);
         }
@@ -189,7 +189,7 @@ fn sentencepiece_merges_by_score_and_falls_back_to_bytes() {
     assert_eq!(tokens("hé"), ["<s>", "▁", "h", "<0xC3>", "<0xA9>"]);
     let ids = t.encode("hello héllo", true, true).unwrap();
     assert_eq!(t.decode(&ids, true).unwrap(), "hello héllo");
-    let mut stream = t.detokenizer();
+    let mut stream = Detokenizer::new(&t);
     let mut joined: String = ids.iter().filter_map(|&i| stream.push(i)).collect();
     joined.push_str(&stream.finish());
     assert_eq!(joined, "hello héllo");

@@ -1,7 +1,7 @@
 //! Work that must stay proportional: at these sizes, quadratic work would take minutes to hours.
 
 use serde_json::{Value, json};
-use troika_model::tokenizer::Tokenizer;
+use troika_model::tokenizer::{Detokenizer, Tokenizer};
 
 use super::sentencepiece;
 
@@ -34,7 +34,7 @@ fn llama() -> Value {
 
 /// All ids, then an "a"; the text.
 fn stream(t: &Tokenizer, ids: impl Iterator<Item = u32>) -> String {
-    let mut stream = t.detokenizer();
+    let mut stream = Detokenizer::new(t);
     let mut text: String = ids.filter_map(|id| stream.push(id)).collect();
     text.extend(stream.push(4));
     text.push_str(&stream.finish());

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::super::thoughts::THOUGHTS;
+use super::super::thoughts::{THOUGHTS, ThoughtMarkers};
 use super::{
     Answer, CallFormat, Format, ReaderOptions, answer, deltas, format, named, options, read,
 };
@@ -28,7 +28,10 @@ struct Recorded {
 fn recorded() -> Vec<(Format, Recorded)> {
     let texts: Vec<Recorded> = serde_json::from_str(include_str!("recorded/calls.json")).unwrap();
     let format = |text: &Recorded| {
-        let opens = |open: &String| THOUGHTS.iter().find(|(_, t)| t.open == open).unwrap().1;
+        let opens = |open: &String| {
+            let &[_, open, close] = THOUGHTS.iter().find(|[_, opens, _]| opens == open).unwrap();
+            ThoughtMarkers { open, close }
+        };
         Format { calls: named(&text.format), thoughts: text.thoughts.as_ref().map(opens) }
     };
     texts.into_iter().map(|text| (format(&text), text)).collect()
