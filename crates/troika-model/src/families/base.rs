@@ -240,10 +240,10 @@ impl<'a> Base<'a> {
         Layer { attn_pre: norm, ffn_pre: norm, attn_post: norm, ffn_post: norm, ..layer }
     }
 
-    /// A model with the given layers.
-    pub fn model(&self, family: &str, layers: Vec<Layer>) -> ModelSpec {
+    /// A model with the given layers. Whoever found its family gives it its name.
+    pub fn model(&self, layers: Vec<Layer>) -> ModelSpec {
         ModelSpec {
-            family: family.into(),
+            family: String::new(),
             vocab: self.vocab,
             hidden: self.hidden,
             context: self.context,
@@ -260,8 +260,8 @@ impl<'a> Base<'a> {
     }
 
     /// A model of equal layers.
-    pub fn alike(&self, family: &str, attn: Attn, ffn: Ffn) -> ModelSpec {
-        self.model(family, vec![self.layer(attn, ffn); self.layers])
+    pub fn alike(&self, attn: Attn, ffn: Ffn) -> ModelSpec {
+        self.model(vec![self.layer(attn, ffn); self.layers])
     }
 
     /// Which layers use the sliding window: `layer_types`, or the family's rule.

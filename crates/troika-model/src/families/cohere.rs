@@ -15,7 +15,7 @@ fn read<'a>(f: Fields<'a>, source: &'a ConfigSource, head_dim: Option<usize>) ->
 }
 
 /// The model of layers with the given feed-forwards; `first` of them have no window by default.
-fn model(b: &Base<'_>, family: &str, ffns: Vec<Ffn>, first: usize) -> Result<ModelSpec> {
+fn model(b: &Base<'_>, ffns: Vec<Ffn>, first: usize) -> Result<ModelSpec> {
     let f = b.f;
     let window = f.or("sliding_window", Some(4096), Fields::window)?;
     let every = f.count_opt("sliding_window_pattern")?.unwrap_or(4).max(1);
@@ -36,7 +36,7 @@ fn model(b: &Base<'_>, family: &str, ffns: Vec<Ffn>, first: usize) -> Result<Mod
     };
     let mut layers: Vec<Layer> = ffns.into_iter().map(layer).collect();
     Ropes { global: None, local: Some(b.rope()?) }.give(&mut layers, &sliding, window);
-    let mut m = b.model(family, layers);
+    let mut m = b.model(layers);
     m.final_norm = norm;
     m.logit_scale = f.positive("logit_scale")?.unwrap_or(0.0625) as f32;
     Ok(m)
@@ -44,7 +44,7 @@ fn model(b: &Base<'_>, family: &str, ffns: Vec<Ffn>, first: usize) -> Result<Mod
 
 pub(super) fn cohere2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = read(f, source, None)?;
-    model(&b, "cohere2", vec![Ffn::Dense(b.mlp()?); b.layers], 0)
+    model(&b, vec![Ffn::Dense(b.mlp()?); b.layers], 0)
 }
 
 pub(super) fn cohere2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -78,7 +78,7 @@ pub(super) fn cohere2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let dense_inter = f.first(&names, Fields::size_opt)?.unwrap_or(inter);
     let of_dense = Mlp { inter: dense_inter, ..b.mlp()? };
     let ffn = |dense: &bool| if *dense { Ffn::Dense(of_dense) } else { Ffn::Moe(moe.clone()) };
-    let mut m = model(&b, "cohere2_moe", dense.iter().map(ffn).collect(), first)?;
+    let mut m = model(&b, dense.iter().map(ffn).collect(), first)?;
     for layer in m.layers.iter_mut().filter(|layer| average && layer.moe().is_some()) {
         layer.ffn_scale = 0.5;
     }

@@ -71,19 +71,13 @@ fn qwen<'a>(f: Fields<'a>, source: &'a ConfigSource) -> Result<(Base<'a>, Attn, 
     Ok((b, attn, norm))
 }
 
-fn qwen_model(
-    b: &Base<'_>,
-    family: &str,
-    norm: Norm,
-    mut layers: Vec<Layer>,
-    tiled: bool,
-) -> Result<ModelSpec> {
+fn qwen_model(b: &Base<'_>, norm: Norm, mut layers: Vec<Layer>, tiled: bool) -> Result<ModelSpec> {
     for layer in &mut layers {
         (layer.attn_pre, layer.ffn_pre) = (Some(norm), Some(norm));
     }
     let tiled = tiled && matches!(b.source, ConfigSource::Gguf { .. });
     let delta = DeltaRule { tiled, ..rule(b, 16, 128)? };
-    let mut m = b.model(family, mixed(b, delta, layers)?);
+    let mut m = b.model(mixed(b, delta, layers)?);
     m.final_norm = norm;
     Ok(m)
 }
@@ -91,15 +85,10 @@ fn qwen_model(
 pub(super) fn qwen3_5(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (b, attn, norm) = qwen(f, source)?;
     let layer = b.layer(attn, Ffn::Dense(b.mlp()?));
-    qwen_model(&b, "qwen3_5", norm, vec![layer; b.layers], true)
+    qwen_model(&b, norm, vec![layer; b.layers], true)
 }
 
-fn qwen_experts(
-    f: Fields<'_>,
-    source: &ConfigSource,
-    family: &str,
-    tiled: bool,
-) -> Result<ModelSpec> {
+fn qwen_experts(f: Fields<'_>, source: &ConfigSource, tiled: bool) -> Result<ModelSpec> {
     let (b, attn, norm) = qwen(f, source)?;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(512);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(true);
@@ -107,15 +96,15 @@ fn qwen_experts(
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(512);
     moe.shared = Some(SharedExpert { inter: shared, gated: true, bias: false });
     let layers = layers(&b, &attn, &moe, dense_layers(&b)?)?;
-    qwen_model(&b, family, norm, layers, tiled)
+    qwen_model(&b, norm, layers, tiled)
 }
 
 pub(super) fn qwen3_5_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    qwen_experts(f, source, "qwen3_5_moe", true)
+    qwen_experts(f, source, true)
 }
 
 pub(super) fn qwen3_next(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    qwen_experts(f, source, "qwen3_next", false)
+    qwen_experts(f, source, false)
 }
 
 /// OLMo Hybrid: norms before the delta rule, but after attention; shares up to two.
@@ -136,7 +125,7 @@ pub(super) fn olmo_hybrid(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     for layer in layers.iter_mut().filter(|layer| layer.attention().is_some()) {
         *layer = b.post_norm(layer.clone());
     }
-    Ok(b.model("olmo_hybrid", layers))
+    Ok(b.model(layers))
 }
 
 /// Names in configs of Kimi Linear and Ling 3, and those that other families have for the same.
@@ -202,7 +191,7 @@ pub(super) fn kimi_linear(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let mut delta = rule(&b, b.heads, 128)?;
     (delta.decay_rank, delta.gate_rank) = (Some(delta.value_dim), Some(delta.value_dim));
     let routing = Routing { inter: 1024, scale: 2.446, ..Routing::of(256) };
-    Ok(b.model("kimi_linear", by_channel(&b, &attn, delta, routing)?))
+    Ok(b.model(by_channel(&b, &attn, delta, routing)?))
 }
 
 /// Ling 3: decays are bounded, and heads of latent attention have gates.
@@ -222,5 +211,5 @@ pub(super) fn bailing_hybrid(f: Fields<'_>, source: &ConfigSource) -> Result<Mod
     }
     delta.decay = Decay::Bounded { least };
     let routing = Routing { inter: 1024, scale: 2.5, ..Routing::of(256) };
-    Ok(b.model("bailing_hybrid", by_channel(&b, &attn, delta, routing)?))
+    Ok(b.model(by_channel(&b, &attn, delta, routing)?))
 }

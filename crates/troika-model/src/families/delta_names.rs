@@ -110,18 +110,18 @@ pub(super) fn gguf(d: &DeltaRule, role: WeightRole, index: usize) -> Option<Cand
             let own = Recipe::whole(format!("ssm_conv1d_{name}.weight"));
             vec![own, Recipe::rows("ssm_conv1d.weight", part(d, role))]
         }
-        W::DecayDown => whole(&["ssm_f_a.weight"]),
-        W::Decay if d.by_channel => whole(&["ssm_f_b.weight"]),
+        W::DecayDown => whole("ssm_f_a.weight"),
+        W::Decay if d.by_channel => whole("ssm_f_b.weight"),
         W::Decay => vec![Recipe::whole("ssm_alpha.weight"), both()],
-        W::DecayBias => whole(&["ssm_dt.bias", "ssm_dt"]),
+        W::DecayBias => whole("ssm_dt.bias ssm_dt"),
         // By channel it is a column.
         W::DecayRate => vec![Recipe { transpose: d.by_channel, ..Recipe::whole("ssm_a") }],
         W::Beta => vec![Recipe::whole("ssm_beta.weight"), both()],
-        W::GateDown => whole(&["ssm_g_a.weight"]),
-        W::AttnGate if d.gate_rank.is_some() => whole(&["ssm_g_b.weight"]),
-        W::AttnGate => whole(&["attn_gate.weight"]),
-        W::HeadNorm => whole(&["ssm_norm.weight"]),
-        W::O => whole(&["ssm_out.weight", "attn_output.weight"]),
+        W::GateDown => whole("ssm_g_a.weight"),
+        W::AttnGate if d.gate_rank.is_some() => whole("ssm_g_b.weight"),
+        W::AttnGate => whole("attn_gate.weight"),
+        W::HeadNorm => whole("ssm_norm.weight"),
+        W::O => whole("ssm_out.weight attn_output.weight"),
         _ => return None,
     })
 }

@@ -15,20 +15,20 @@ pub(super) fn llama(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     if matches!(source, ConfigSource::Gguf { .. }) {
         attn.window = f.window("sliding_window")?;
     }
-    Ok(b.alike("llama", attn, Ffn::Dense(b.biased_mlp()?)))
+    Ok(b.alike(attn, Ffn::Dense(b.biased_mlp()?)))
 }
 
 pub(super) fn internlm2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
     f.refuse_flag("bias")?;
-    Ok(b.alike("internlm2", b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?)))
+    Ok(b.alike(b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?)))
 }
 
 pub(super) fn mistral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 131_072, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.or("sliding_window", Some(4096), Fields::window)?;
-    Ok(b.alike("mistral", attn, Ffn::Dense(b.mlp()?)))
+    Ok(b.alike(attn, Ffn::Dense(b.mlp()?)))
 }
 
 /// Layers that are alike but for a window: by default those from `max_window_layers` on have one.
@@ -44,7 +44,7 @@ pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = true;
-    Ok(b.model("qwen2", qwen(&b, attn)?))
+    Ok(b.model(qwen(&b, attn)?))
 }
 
 pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -52,14 +52,14 @@ pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, d)?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(b.qk_norm(true));
-    Ok(b.model("qwen3", qwen(&b, attn)?))
+    Ok(b.model(qwen(&b, attn)?))
 }
 
 /// EXAONE 4: norms after attention and feed-forward.
 pub(super) fn exaone4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (b, attn) = exaone(f, source)?;
     let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
-    let mut m = b.model("exaone4", vec![layer; b.layers]);
+    let mut m = b.model(vec![layer; b.layers]);
     exaone_windows(&b, &mut m)?;
     Ok(m)
 }
@@ -121,7 +121,7 @@ pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     for (layer, _) in layers.iter_mut().zip(&with_rope).filter(|(_, with_rope)| !**with_rope) {
         layer.attention_mut().into_iter().for_each(|a| a.rope = None);
     }
-    Ok(b.model("smollm3", layers))
+    Ok(b.model(layers))
 }
 
 /// OLMo 2 and 3: norms after attention and feed-forward, and of whole queries and keys. OLMo 3 has
@@ -135,7 +135,7 @@ fn olmo(f: Fields<'_>, source: &ConfigSource, theta: f64, windows: bool) -> Resu
     let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
     let mut layers = vec![layer; b.layers];
     b.ropes()?.give(&mut layers, &sliding, window);
-    Ok(b.model(if windows { "olmo3" } else { "olmo2" }, layers))
+    Ok(b.model(layers))
 }
 
 pub(super) fn olmo2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -154,7 +154,7 @@ pub(super) fn glm4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = f.flag("attention_bias")?.unwrap_or(true);
     let layer = b.sandwich(b.layer(attn, Ffn::Dense(b.mlp()?)));
-    Ok(b.model("glm4", vec![layer; b.layers]))
+    Ok(b.model(vec![layer; b.layers]))
 }
 
 /// What dense and mixed ERNIE 4.5 share.
@@ -175,7 +175,7 @@ pub(super) fn ernie<'a>(
 
 pub(super) fn ernie4_5(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (b, attn, mlp) = ernie(f, source, Some(128))?;
-    Ok(b.alike("ernie4_5", attn, Ffn::Dense(mlp)))
+    Ok(b.alike(attn, Ffn::Dense(mlp)))
 }
 
 /// Hunyuan: norms of queries and keys after rope.
@@ -183,7 +183,7 @@ pub(super) fn hunyuan_v1_dense(f: Fields<'_>, source: &ConfigSource) -> Result<M
     let b = Base::read(f, source, Defaults { eps: 1e-5, ..Defaults::default() })?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(QkNorm { after_rope: true, ..b.qk_norm(true) });
-    Ok(b.alike("hunyuan_v1_dense", attn, Ffn::Dense(b.mlp()?)))
+    Ok(b.alike(attn, Ffn::Dense(b.mlp()?)))
 }
 
 /// Ministral 3. Beyond the original context its queries grow with their positions.
@@ -205,7 +205,7 @@ pub(super) fn ministral3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
         let original = rope.context("original_max_position_embeddings")?.unwrap_or(b.context);
         attn.growth = Some(Growth { beta: beta as f32, original });
     }
-    Ok(b.alike("ministral3", attn, Ffn::Dense(b.mlp()?)))
+    Ok(b.alike(attn, Ffn::Dense(b.mlp()?)))
 }
 
 /// Arcee: a feed-forward without a gate.
@@ -213,7 +213,7 @@ pub(super) fn arcee(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { eps: 1e-5, act: "relu2", context: 4096, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     let mlp = Mlp { gated: false, ..b.biased_mlp()? };
-    Ok(b.alike("arcee", b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp)))
+    Ok(b.alike(b.biased_attn(Some(b.rope()?), false)?, Ffn::Dense(mlp)))
 }
 
 /// Apertus: a feed-forward without a gate, whose activation has numbers for each layer.
@@ -229,7 +229,7 @@ pub(super) fn apertus(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(b.qk_norm(true));
     let mlp = Mlp { gated: false, ..b.mlp()? };
-    let mut m = b.alike("apertus", attn, Ffn::Dense(mlp));
+    let mut m = b.alike(attn, Ffn::Dense(mlp));
     for name in XIELU {
         let Some(list) = f.numbers(&format!("xielu_{name}"))? else { continue };
         for (layer, value) in m.layers.iter_mut().zip(list) {
@@ -269,7 +269,7 @@ pub(super) fn seed_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     let b = Base::read(f, source, d)?;
     let mut attn = b.biased_attn(Some(b.rope()?), true)?;
     attn.o_bias = f.flag("attention_out_bias")?.unwrap_or(false);
-    Ok(b.alike("seed_oss", attn, Ffn::Dense(b.biased_mlp()?)))
+    Ok(b.alike(attn, Ffn::Dense(b.biased_mlp()?)))
 }
 
 /// The same model with layer norms.
@@ -291,7 +291,7 @@ pub(super) fn starcoder2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
     attn.window = f.window("sliding_window")?;
     let layer = b.layer(attn, Ffn::Dense(Mlp { gated: false, bias, ..b.mlp()? }));
     let eps = f.first(&["norm_epsilon", "layer_norm_eps"], Fields::positive)?;
-    Ok(layer_norms(b.model("starcoder2", vec![layer; b.layers]), eps))
+    Ok(layer_norms(b.model(vec![layer; b.layers]), eps))
 }
 
 /// Nemotron: layer norms, squared relu without a gate.
@@ -303,7 +303,7 @@ pub(super) fn nemotron(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     attn.o_bias = f.flag("attention_out_bias")?.unwrap_or(attn.o_bias);
     let layer = b.layer(attn, Ffn::Dense(Mlp { gated: false, ..b.biased_mlp()? }));
     let eps = f.first(&["norm_eps", "layer_norm_eps"], Fields::positive)?;
-    Ok(layer_norms(b.model("nemotron", vec![layer; b.layers]), eps))
+    Ok(layer_norms(b.model(vec![layer; b.layers]), eps))
 }
 
 pub(super) fn stablelm(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -316,5 +316,5 @@ pub(super) fn stablelm(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     layer.parallel = f.flag("use_parallel_residual")?.unwrap_or(false);
     layer.ffn_pre = layer.ffn_pre.filter(|_| !layer.parallel);
     let eps = f.positive("layer_norm_eps")?;
-    Ok(layer_norms(b.model("stablelm", vec![layer; b.layers]), eps))
+    Ok(layer_norms(b.model(vec![layer; b.layers]), eps))
 }

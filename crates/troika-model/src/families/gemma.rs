@@ -37,8 +37,8 @@ fn norm(b: &Base<'_>) -> Norm {
     Norm::Rms { eps: b.eps, offset: b.source.gemma_offset() }
 }
 
-fn model(b: &Base<'_>, family: &str, layers: Vec<Layer>) -> ModelSpec {
-    let mut m = scaled_by_width(b, b.model(family, layers));
+fn model(b: &Base<'_>, layers: Vec<Layer>) -> ModelSpec {
+    let mut m = scaled_by_width(b, b.model(layers));
     m.final_norm = norm(b);
     m
 }
@@ -59,7 +59,7 @@ pub(super) fn gemma(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let attn = b.biased_attn(Some(b.rope()?), false)?;
     let mut layer = b.layer(attn, Ffn::Dense(b.mlp()?));
     (layer.attn_pre, layer.ffn_pre) = (Some(norm(&b)), Some(norm(&b)));
-    Ok(model(&b, "gemma", vec![layer; b.layers]))
+    Ok(model(&b, vec![layer; b.layers]))
 }
 
 pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -74,7 +74,7 @@ pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     attn.scale = scalar.powf(-0.5) as f32;
     attn.softcap = cap("attn_logit_softcapping", 50.0)?;
     let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
-    let mut m = model(&b, "gemma2", windowed(vec![layer; b.layers], &sliding, window));
+    let mut m = model(&b, windowed(vec![layer; b.layers], &sliding, window));
     m.logit_softcap = cap("final_logit_softcapping", 30.0)?;
     Ok(m)
 }
@@ -98,7 +98,7 @@ pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
     let mut layers = vec![layer; b.layers];
     ropes.give(&mut layers, &sliding, window);
-    let mut m = model(&b, "gemma3_text", layers);
+    let mut m = model(&b, layers);
     m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
     Ok(m)
 }

@@ -15,7 +15,7 @@ pub(super) fn gemma3n(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(5))?;
     let shared = f.count_opt("num_kv_shared_layers")?.unwrap_or(15);
     let width = f.size_opt("hidden_size_per_layer_input")?.unwrap_or(256);
-    let mut m = with_own_inputs(&b, "gemma3n_text", &sliding, shared, width)?;
+    let mut m = with_own_inputs(&b, &sliding, shared, width)?;
     m.logit_softcap =
         f.or("final_logit_softcapping", Some(30.0), Fields::positive)?.map(|c| c as f32);
     m.altup = Some(altup(&b)?);

@@ -13,14 +13,13 @@ pub(super) fn gemma4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(6) && i + 1 < b.layers)?;
     let shared = f.count_opt("num_kv_shared_layers")?.unwrap_or(0);
     let width = f.count_opt("hidden_size_per_layer_input")?.unwrap_or(0);
-    with_own_inputs(&b, "gemma4_text", &sliding, shared, width)
+    with_own_inputs(&b, &sliding, shared, width)
 }
 
 /// A model of layers with inputs of their own of a `width`, of which the last `shared` use the keys
 /// and values of earlier ones.
 pub(super) fn with_own_inputs(
     b: &Base<'_>,
-    family: &str,
     sliding: &[bool],
     shared: usize,
     width: usize,
@@ -54,7 +53,7 @@ pub(super) fn with_own_inputs(
         }
         layers.push(layer);
     }
-    let mut m = scaled_by_width(b, b.model(family, layers));
+    let mut m = scaled_by_width(b, b.model(layers));
     m.final_norm = b.rms();
     m.logit_softcap = f.positive("final_logit_softcapping")?.map(|c| c as f32);
     Ok(m)

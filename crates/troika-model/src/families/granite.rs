@@ -17,12 +17,12 @@ pub(super) fn attn(b: &Base<'_>) -> Result<Attn> {
     Ok(Attn { scale, ..b.biased_attn(Some(b.rope()?), false)? })
 }
 
-pub(super) fn model(b: &Base<'_>, family: &str, mut layers: Vec<Layer>) -> Result<ModelSpec> {
+pub(super) fn model(b: &Base<'_>, mut layers: Vec<Layer>) -> Result<ModelSpec> {
     let residual = multiplier(b.f, &["residual_multiplier"])?;
     for layer in &mut layers {
         (layer.mixer_scale, layer.ffn_scale) = (residual, residual);
     }
-    let mut m = b.model(family, layers);
+    let mut m = b.model(layers);
     m.embed_scale = multiplier(b.f, &["embedding_multiplier"])?;
     m.logit_scale = 1.0 / multiplier(b.f, &["logits_scaling", "logit_scale"])?;
     Ok(m)
@@ -31,14 +31,14 @@ pub(super) fn model(b: &Base<'_>, family: &str, mut layers: Vec<Layer>) -> Resul
 pub(super) fn granite(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
     let layer = b.layer(attn(&b)?, Ffn::Dense(b.biased_mlp()?));
-    model(&b, "granite", vec![layer; b.layers])
+    model(&b, vec![layer; b.layers])
 }
 
 pub(super) fn granitemoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults::default())?;
     let moe = experts(&b, 8, 2, f.size("intermediate_size")?)?;
     let layer = b.layer(attn(&b)?, Ffn::Moe(Moe { score: Score::TopKSoftmax, ..moe }));
-    model(&b, "granitemoe", vec![layer; b.layers])
+    model(&b, vec![layer; b.layers])
 }
 
 /// Granite with windows and sinks.
@@ -57,5 +57,5 @@ pub(super) fn granite_swa(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
         let rope = (config.theta > 0.0).then(|| b.rope_of(&config)).transpose()?;
         layer.attention_mut().into_iter().for_each(|a| a.rope = rope.clone());
     }
-    model(&b, "granite_swa", layers)
+    model(&b, layers)
 }

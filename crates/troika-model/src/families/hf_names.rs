@@ -98,7 +98,7 @@ fn outer(spec: &ModelSpec, key: Key) -> Candidates {
         .collect()
 }
 
-/// The weights of modules, whose names stand in a list with spaces between.
+/// The weights of modules, in a list like that of [`whole`].
 fn modules(list: &str) -> Candidates {
     list.split(' ').map(|module| Recipe::whole(format!("{module}.weight"))).collect()
 }
@@ -128,7 +128,7 @@ impl One<'_> {
             W::QNorm => "self_attn.q_norm self_attn.q_layernorm self_attn.query_layernorm",
             W::KNorm => "self_attn.k_norm self_attn.k_layernorm self_attn.key_layernorm",
             W::AttnGate => return self.gate(),
-            W::Sinks => return whole(&["self_attn.sinks", "self_attn.attention_sink_bias"]),
+            W::Sinks => return whole("self_attn.sinks self_attn.attention_sink_bias"),
             W::QDown => "self_attn.q_a_proj",
             W::QUp => "self_attn.q_b_proj",
             W::KvDownNorm => "self_attn.kv_a_layernorm",
@@ -164,11 +164,11 @@ impl One<'_> {
                 "post_attention_layernorm ffn_norm pre_ff_layernorm feedforward_layer_norm norm \
                  feedforward_layernorm"
             }
-            W::RouterNorm => return Some(whole(&["router.scale"])),
+            W::RouterNorm => return Some(whole("router.scale")),
             W::ExpertPre => "pre_feedforward_layernorm_2",
             W::ExpertPost => "post_feedforward_layernorm_2",
             W::SharedPost => "post_feedforward_layernorm_1",
-            W::ExpertScales => return Some(whole(&["router.per_expert_scale"])),
+            W::ExpertScales => return Some(whole("router.per_expert_scale")),
             W::PerLayerGate => "per_layer_input_gate",
             W::PerLayerUp => "per_layer_projection",
             W::PerLayerNorm => "post_per_layer_input_norm",
@@ -176,7 +176,7 @@ impl One<'_> {
             W::AltRouterNorm => "altup.router_norm",
             W::AltPredict => "altup.prediction_coefs",
             W::AltCorrect => "altup.correction_coefs",
-            W::AltScale => return Some(whole(&["altup.correct_output_scale"])),
+            W::AltScale => return Some(whole("altup.correct_output_scale")),
             W::LaurelDown => "laurel.linear_left",
             W::LaurelUp => "laurel.linear_right",
             W::LaurelNorm => "laurel.post_laurel_norm",
@@ -210,17 +210,14 @@ impl One<'_> {
                  router.proj"
             }
             W::ExpertChoice => {
-                return whole(&[
-                    "mlp.gate.e_score_correction_bias",
-                    "mlp.e_score_correction_bias",
-                    "block_sparse_moe.e_score_correction_bias",
-                    "mlp.moe_statics.e_score_correction_bias",
-                    "mlp.experts.e_score_correction_bias",
-                    "mlp.expert_bias",
-                    "feed_forward.expert_bias",
-                    "mixer.gate.e_score_correction_bias",
-                    "mlp.gate.expert_bias",
-                ]);
+                return whole(
+                    "mlp.gate.e_score_correction_bias mlp.e_score_correction_bias \
+                     block_sparse_moe.e_score_correction_bias \
+                     mlp.moe_statics.e_score_correction_bias \
+                     mlp.experts.e_score_correction_bias mlp.expert_bias \
+                     feed_forward.expert_bias mixer.gate.e_score_correction_bias \
+                     mlp.gate.expert_bias",
+                );
             }
             W::SharedGate => return self.shared("gate_proj", role),
             W::SharedUp => return self.shared("up_proj", role),

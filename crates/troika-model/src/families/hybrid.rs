@@ -157,7 +157,7 @@ pub(super) fn lfm2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
         mlp.inter = mlp.inter.next_multiple_of(of);
     }
     layer.ffn = Some(Ffn::Dense(mlp));
-    Ok(b.model("lfm2", mixed(&layer, &kinds, &lfm_attn(&b)?)))
+    Ok(b.model(mixed(&layer, &kinds, &lfm_attn(&b)?)))
 }
 
 pub(super) fn lfm2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -169,7 +169,7 @@ pub(super) fn lfm2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     let dense = f.first(&names, Fields::count_opt)?.unwrap_or(2);
     let mut layers = mixed(&layer, &kinds, &lfm_attn(&b)?);
     layers.iter_mut().skip(dense).for_each(|l| l.ffn = Some(Ffn::Moe(moe.clone())));
-    Ok(b.model("lfm2_moe", layers))
+    Ok(b.model(layers))
 }
 
 /// LFM3: norms before and after, gated heads, windows.
@@ -184,7 +184,7 @@ pub(super) fn lfm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     if f.flag("use_sandwich_norm")?.unwrap_or(true) {
         layers = layers.into_iter().map(|layer| b.sandwich(layer)).collect();
     }
-    Ok(b.model("lfm3", layers))
+    Ok(b.model(layers))
 }
 
 /// Granite 4.
@@ -209,7 +209,7 @@ pub(super) fn granitemoehybrid(f: Fields<'_>, source: &ConfigSource) -> Result<M
     let layer = b.layer(attn.clone(), ffn);
     let scan = || Ok(Mixer::Mamba2(Box::new(normed(&b, 1)?)));
     let mixer = kinds.contains(&Kind::Recurrence).then(scan).transpose()?;
-    granite::model(&b, "granitemoehybrid", mixed(&Layer { mixer, ..layer }, &kinds, &attn))
+    granite::model(&b, mixed(&Layer { mixer, ..layer }, &kinds, &attn))
 }
 
 /// Falcon-H1: attention and Mamba-2 side by side in each layer.
@@ -239,7 +239,7 @@ pub(super) fn falcon_h1(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
         ffn_scale: of(&mlps, 1),
         ..b.layer(attn, Ffn::Dense(mlp))
     };
-    let mut model = b.model("falcon_h1", vec![layer; b.layers]);
+    let mut model = b.model(vec![layer; b.layers]);
     model.embed_scale = times("embedding_multiplier")?;
     model.logit_scale = times("lm_head_multiplier")?;
     Ok(model)
@@ -265,7 +265,7 @@ pub(super) fn nemotron_h(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
         kinds(&b, "layers_block_type", &all)?.ok_or_else(|| missing("layers_block_type"))?;
     let layer = |kind: Kind| nemotron_layer(&b, kind);
     let layers = kinds.into_iter().map(layer).collect::<Result<_>>()?;
-    Ok(b.model("nemotron_h", layers))
+    Ok(b.model(layers))
 }
 
 fn nemotron_layer(b: &Base<'_>, kind: Kind) -> Result<Layer> {

@@ -71,7 +71,7 @@ pub(super) fn deepseek_v2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
             mlp.bias = mlp_bias;
         }
     }
-    Ok(b.model("deepseek_v2", layers))
+    Ok(b.model(layers))
 }
 
 fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
@@ -89,7 +89,6 @@ fn expert_groups(f: Fields<'_>, moe: &Moe) -> Result<Option<(usize, usize)>> {
 fn third(
     f: Fields<'_>,
     source: &ConfigSource,
-    family: &str,
     sizes: &Sizes,
     routing: Routing,
 ) -> Result<ModelSpec> {
@@ -98,19 +97,18 @@ fn third(
     let first = f.count_opt("first_k_dense_replace")?.unwrap_or(routing.dense);
     let dense = b.dense(|i| i < first)?;
     let moe = routed(&b, routing)?;
-    Ok(b.model(family, layers(&b, &attn, &moe, dense)?))
+    Ok(b.model(layers(&b, &attn, &moe, dense)?))
 }
 
 pub(super) fn deepseek_v3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let routing = Routing { top_k: 8, inter: 2048, scale: 2.5, dense: 3, ..Routing::of(256) };
-    third(f, source, "deepseek_v3", &DEEPSEEK, routing)
+    third(f, source, &DEEPSEEK, routing)
 }
 
 /// DeepSeek-V3.2: each query attends to the keys that an index chooses. The context ends where it
 /// would begin to leave keys out; up to there it changes nothing. A longer one can be asked for.
 pub(super) fn deepseek_v32(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut m = deepseek_v3(f, source)?;
-    m.family = "deepseek_v32".into();
     m.dense_context = Some(m.context);
     m.context = m.context.min(f.size_opt("index_topk")?.unwrap_or(2048));
     Ok(m)
@@ -119,12 +117,12 @@ pub(super) fn deepseek_v32(f: Fields<'_>, source: &ConfigSource) -> Result<Model
 pub(super) fn glm4_moe_lite(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let sizes = Sizes { nope: 192, rope: 64, value: 256, rank: 768 };
     let routing = Routing { top_k: 4, inter: 1536, scale: 1.8, ..Routing::of(64) };
-    third(f, source, "glm4_moe_lite", &sizes, routing)
+    third(f, source, &sizes, routing)
 }
 
 /// Youtu: all layers are dense.
 pub(super) fn youtu(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { tied: true, context: 131_072, ..Defaults::default() };
     let (b, attn) = latent(f, source, d, &DEEPSEEK)?;
-    Ok(b.alike("youtu", attn, Ffn::Dense(b.mlp()?)))
+    Ok(b.alike(attn, Ffn::Dense(b.mlp()?)))
 }

@@ -179,6 +179,7 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
         "gemma3" => "gemma3_text",
         "gemma3n" => "gemma3n_text",
         "gemma4" => "gemma4_text",
+        "kimi_k2" => "deepseek_v3",
         "qwen3_5_text" => "qwen3_5",
         "qwen3_5_moe_text" => "qwen3_5_moe",
         name => name,
@@ -188,7 +189,8 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
     let inner = if text.is_some() { quantized::packing(fields)? } else { None };
     let packing = inner.or(quantized::packing(outer)?);
     let filled = defaults::fill(name, fields.0, text.is_some());
-    let spec = read(Fields(&filled), &ConfigSource::HuggingFace)?;
+    let mut spec = read(Fields(&filled), &ConfigSource::HuggingFace)?;
+    spec.family = name.into();
     possible(&spec)?;
     Ok(DescribedModel { spec, names: Box::new(hf_names::HfNames), packing })
 }
@@ -201,6 +203,7 @@ pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedMod
     let (name, config) = gguf::config(meta, files)?;
     let source = ConfigSource::Gguf { interleaved: gguf::interleaved(meta) };
     let mut spec = family(name)?(Fields(&config), &source)?;
+    spec.family = name.into();
     possible(&spec)?;
     gguf::apply_rope_factors(&mut spec, files)?;
     Ok(DescribedModel { names: Box::new(gguf_names::GgufNames::new(files)), spec, packing: None })

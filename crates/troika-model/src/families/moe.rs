@@ -44,7 +44,7 @@ pub(super) fn mixtral(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     let mut attn = b.attn(Some(b.rope()?));
     attn.window = f.window("sliding_window")?;
     let moe = Moe { normalize: true, ..experts(&b, 8, 2, f.size("intermediate_size")?)? };
-    Ok(b.alike("mixtral", attn, Ffn::Moe(moe)))
+    Ok(b.alike(attn, Ffn::Moe(moe)))
 }
 
 /// Which layers are dense: those in a list, and all except every n-th.
@@ -77,7 +77,7 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(5632);
     moe.shared = Some(SharedExpert { inter: shared, gated: true, bias: false });
     let layers = layers(&b, &attn, &moe, dense_layers(&b)?)?;
-    Ok(b.model("qwen2_moe", windowed(layers, &sliding, window)))
+    Ok(b.model(windowed(layers, &sliding, window)))
 }
 
 pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -88,7 +88,7 @@ pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(768);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let moe = Moe { normalize, ..experts(&b, 128, 8, inter)? };
-    Ok(b.model("qwen3_moe", layers(&b, &attn, &moe, dense_layers(&b)?)?))
+    Ok(b.model(layers(&b, &attn, &moe, dense_layers(&b)?)?))
 }
 
 pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -98,7 +98,7 @@ pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let moe = Moe { normalize, ..experts(&b, 64, 8, f.size("intermediate_size")?)? };
-    Ok(b.alike("olmoe", attn, Ffn::Moe(moe)))
+    Ok(b.alike(attn, Ffn::Moe(moe)))
 }
 
 /// Groups of experts, of which the best are kept.
@@ -142,5 +142,5 @@ pub(super) fn gpt_oss(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     };
     (moe.score, moe.bias, moe.router_bias) = (Score::TopKSoftmax, true, true);
     let layers = vec![b.layer(attn, Ffn::Moe(moe)); b.layers];
-    Ok(b.model("gpt_oss", windowed(layers, &sliding, window)))
+    Ok(b.model(windowed(layers, &sliding, window)))
 }

@@ -36,9 +36,9 @@ pub fn beside_weight(names: &dyn TensorNames, spec: &ModelSpec, key: Key) -> Opt
     Some(names.candidates(spec, Key { role, ..key }).into_iter().filter_map(bias).collect())
 }
 
-/// Whole tensors.
-pub fn whole(names: &[&str]) -> Candidates {
-    names.iter().map(|n| Recipe::whole(*n)).collect()
+/// Whole tensors, whose names stand in a list with spaces between.
+pub fn whole(list: &str) -> Candidates {
+    list.split(' ').map(Recipe::whole).collect()
 }
 
 /// The rows of q, k or v in a tensor that packs them in this order.

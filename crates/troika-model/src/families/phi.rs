@@ -23,7 +23,7 @@ pub(super) fn phi(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mlp = Mlp { inter, act: b.act, gated: false, bias: true, gate_scale: 1.0, above: None };
     let mut layer = b.layer(attn, Ffn::Dense(mlp));
     (layer.attn_pre, layer.ffn_pre, layer.parallel) = (Some(norm), None, true);
-    let mut m = b.model("phi", vec![layer; b.layers]);
+    let mut m = b.model(vec![layer; b.layers]);
     (m.final_norm, m.head_bias) = (norm, true);
     Ok(m)
 }
@@ -35,7 +35,7 @@ pub(super) fn phi3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let rope = rope.build(b.head_dim, rope.partial(1.0)?, source.rope_style(), b.context)?;
     let mut attn = b.attn(Some(rope));
     attn.window = f.window("sliding_window")?;
-    Ok(b.alike("phi3", attn, Ffn::Dense(b.mlp()?)))
+    Ok(b.alike(attn, Ffn::Dense(b.mlp()?)))
 }
 
 pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -54,7 +54,7 @@ pub(super) fn phimoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     moe.score = Score::SparseMixer { eps: f.number("router_jitter_noise")?.unwrap_or(0.01) as f32 };
     let mut layer = b.layer(attn, Ffn::Moe(moe));
     (layer.attn_pre, layer.ffn_pre) = (Some(norm), Some(norm));
-    let mut m = b.model("phimoe", vec![layer; b.layers]);
+    let mut m = b.model(vec![layer; b.layers]);
     m.final_norm = norm;
     m.head_bias = f.flag("lm_head_bias")?.unwrap_or(false);
     Ok(m)

@@ -16,5 +16,5 @@ pub(super) fn test_recurrent(f: Fields<'_>, source: &ConfigSource) -> Result<Mod
     let attends = b.layer(b.attn(Some(b.rope()?)), Ffn::Dense(b.mlp()?));
     let sums = Layer { mixer: Some(Mixer::DecayingSum(sum)), ..attends.clone() };
     let layer = |i: usize| if every > 0 && i % every == every - 1 { &attends } else { &sums };
-    Ok(b.model("test_recurrent", (0..b.layers).map(|i| layer(i).clone()).collect()))
+    Ok(b.model((0..b.layers).map(|i| layer(i).clone()).collect()))
 }

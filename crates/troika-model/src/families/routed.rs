@@ -58,11 +58,11 @@ pub(super) fn routed(b: &Base<'_>, d: Routing) -> Result<Moe> {
 }
 
 /// A model of equal attention in all layers, some of them dense.
-fn model(b: &Base<'_>, family: &str, attn: &Attn, d: Routing) -> Result<ModelSpec> {
+fn model(b: &Base<'_>, attn: &Attn, d: Routing) -> Result<ModelSpec> {
     let names = ["first_k_dense_replace", "num_dense_layers"];
     let first = b.f.first(&names, Fields::count_opt)?.unwrap_or(d.dense);
     let dense = b.dense(|i| i < first)?;
-    Ok(b.model(family, layers(b, attn, &routed(b, d)?, dense)?))
+    Ok(b.model(layers(b, attn, &routed(b, d)?, dense)?))
 }
 
 pub(super) fn glm4_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -72,7 +72,7 @@ pub(super) fn glm4_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = f.flag("attention_bias")?.unwrap_or(false);
     attn.qk_norm = f.flag("use_qk_norm")?.unwrap_or(false).then(|| b.qk_norm(true));
-    model(&b, "glm4_moe", &attn, Routing::of(128))
+    model(&b, &attn, Routing::of(128))
 }
 
 pub(super) fn solar_open(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -82,7 +82,7 @@ pub(super) fn solar_open(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = f.flag("attention_bias")?.unwrap_or(false);
     let routing = Routing { inter: 1280, dense: 0, ..Routing::of(128) };
-    model(&b, "solar_open", &attn, routing)
+    model(&b, &attn, routing)
 }
 
 /// ERNIE 4.5: softmax, and a bias that chooses.
@@ -99,7 +99,7 @@ pub(super) fn ernie4_5_moe(f: Fields<'_>, source: &ConfigSource) -> Result<Model
     let dense = b.dense(|i| !((i + 1).is_multiple_of(step) && i >= first && i as f64 <= last))?;
     let ffn = |dense| if dense { Ffn::Dense(mlp) } else { Ffn::Moe(moe.clone()) };
     let layers = dense.into_iter().map(|dense| b.layer(attn.clone(), ffn(dense)));
-    Ok(b.model("ernie4_5_moe", layers.collect()))
+    Ok(b.model(layers.collect()))
 }
 
 pub(super) fn hy_v3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
@@ -109,7 +109,7 @@ pub(super) fn hy_v3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     f.refuse_flag("mlp_bias")?;
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.qk_norm = Some(b.qk_norm(true));
-    model(&b, "hy_v3", &attn, Routing { inter: 1536, scale: 2.826, ..Routing::of(192) })
+    model(&b, &attn, Routing { inter: 1536, scale: 2.826, ..Routing::of(192) })
 }
 
 /// MiniMax-M2: norms of whole queries and keys, no shared expert.
@@ -123,14 +123,14 @@ pub(super) fn minimax_m2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSp
     let mut attn = b.attn(Some(b.rope()?));
     attn.qk_norm = Some(b.qk_norm(false));
     let inter = f.size("intermediate_size")?;
-    model(&b, "minimax_m2", &attn, Routing { inter, shared: 0, dense: 0, ..Routing::of(256) })
+    model(&b, &attn, Routing { inter, shared: 0, dense: 0, ..Routing::of(256) })
 }
 
 /// K-EXAONE: rope in windows only.
 pub(super) fn exaone_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let (b, attn) = exaone(f, source)?;
     let routing = Routing { inter: 1024, scale: 2.5, ..Routing::of(64) };
-    let mut m = model(&b, "exaone_moe", &attn, routing)?;
+    let mut m = model(&b, &attn, routing)?;
     exaone_windows(&b, &mut m)?;
     Ok(m)
 }
@@ -143,7 +143,7 @@ pub(super) fn dots1(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut attn = b.biased_attn(None, false)?;
     attn.qk_norm = Some(b.qk_norm(true));
     let routing = Routing { shared: 0, normalize: false, dense: 0, ..Routing::of(0) };
-    let mut m = model(&b, "dots1", &attn, routing)?;
+    let mut m = model(&b, &attn, routing)?;
     let rope = Some(b.rope()?);
     Ropes { global: rope.clone(), local: rope }.give(&mut m.layers, &sliding, window);
     Ok(m)
@@ -159,7 +159,7 @@ pub(super) fn afmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let mut attn = b.biased_attn(None, false)?;
     attn.qk_norm = Some(b.qk_norm(true));
     attn.gate = Some(HeadGate { act: Activation::Sigmoid, per_head: false, with_queries: false });
-    let mut m = model(&b, "afmoe", &attn, Routing { top_k: 6, shared: 2, ..Routing::of(64) })?;
+    let mut m = model(&b, &attn, Routing { top_k: 6, shared: 2, ..Routing::of(64) })?;
     Ropes { global: None, local: Some(b.rope()?) }.give(&mut m.layers, &sliding, window);
     m.layers = m.layers.into_iter().map(|layer| b.sandwich(layer)).collect();
     if f.flag("mup_enabled")?.unwrap_or(false) {
@@ -177,7 +177,7 @@ pub(super) fn mellum(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     attn.qk_norm = Some(b.qk_norm(true));
     let routing = Routing { inter: 896, shared: 0, ..Routing::of(64) };
     let plain = Moe { score: Score::Softmax, choice_bias: false, ..routed(&b, routing)? };
-    let mut m = b.model("mellum", layers(&b, &attn, &plain, b.dense(|_| false)?)?);
+    let mut m = b.model(layers(&b, &attn, &plain, b.dense(|_| false)?)?);
     b.ropes()?.give(&mut m.layers, &sliding, window);
     Ok(m)
 }
@@ -202,7 +202,7 @@ pub(super) fn laguna(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let mut attn = b.biased_attn(None, false)?;
     attn.qk_norm = Some(b.qk_norm(true));
     attn.gate = Some(HeadGate { act: Activation::Softplus, per_head, with_queries: false });
-    let mut m = model(&b, "laguna", &attn, Routing { inter: 512, ..Routing::of(256) })?;
+    let mut m = model(&b, &attn, Routing { inter: 512, ..Routing::of(256) })?;
     b.ropes()?.give(&mut m.layers, &sliding, window);
     let shared = f.size_opt("shared_expert_intermediate_size")?.unwrap_or(512);
     let heads = f.each_layer("num_attention_heads_per_layer", b.layers)?.unwrap_or_default();
@@ -231,7 +231,7 @@ pub(super) fn mimo_v2_flash(f: Fields<'_>, source: &ConfigSource) -> Result<Mode
     attn.qkv_bias = f.flag("attention_bias")?.unwrap_or(false);
     attn.v_dim = f.size_opt("v_head_dim")?.unwrap_or(128);
     let routing = Routing { inter: 2048, shared: 0, ..Routing::of(256) };
-    let mut m = model(&b, "mimo_v2_flash", &attn, routing)?;
+    let mut m = model(&b, &attn, routing)?;
     b.ropes()?.give(&mut m.layers, &sliding, window);
     // The output projection is linear: values are scaled behind it.
     let scale = f.or("attention_value_scale", Some(0.707), Fields::positive)?.unwrap_or(1.0);
