@@ -5,57 +5,7 @@ use super::call::{Read, Stopped, Text, failed, tool_name};
 use super::forms::CallFormat;
 use super::output::Output;
 
-/// The name is the only key of the object.
-const KEYED: &str = "{NAME: JSON}";
-
-/// Reads objects or a list of them, and the marker that closes them.
-pub(super) async fn read(text: &Text, form: &'static CallFormat) -> Read<()> {
-    let (keyed, close) = (form.call == KEYED, form.closer());
-    let first = text.solid().await?;
-    text.unread(&first.to_string());
-    if first == '[' {
-        list(text, keyed).await?;
-        if !close.is_empty() {
-            text.out(|out| out.open(""));
-            text.marker_after_call(&[close]).await?;
-        }
-        return Ok(());
-    }
-    loop {
-        one(text, keyed).await?;
-        if close.is_empty() || text.marker_after_call(&[close, "{"]).await? != Some("{") {
-            return Ok(());
-        }
-        text.unread("{");
-    }
-}
-
-/// Reads a list of calls.
-pub(super) async fn list(text: &Text, keyed: bool) -> Read<()> {
-    text.expect('[').await?;
-    loop {
-        one(text, keyed).await?;
-        match text.solid().await? {
-            ',' => {}
-            ']' => return Ok(()),
-            c => return failed(c),
-        }
-    }
-}
-
-async fn one(text: &Text, keyed: bool) -> Read<()> {
-    if !keyed {
-        return object(text, None).await;
-    }
-    text.expect('{').await?;
-    text.expect('"').await?;
-    let name = string(text).await?;
-    text.expect(':').await?;
-    text.arguments(tool_name(&name)?).await?;
-    text.expect('}').await
-}
-
-/// Reads the object. Hands out the arguments as they come, once the name is known. With `only`,
+/// Reads an object. Hands out the arguments as they come, once the name is known. With `only`,
 /// only these names are calls, and only with arguments: for formats without a marker.
 pub(super) async fn object(text: &Text, only: Option<&[String]>) -> Read<()> {
     text.expect('{').await?;
@@ -138,4 +88,54 @@ pub(super) async fn string(text: &Text) -> Read<String> {
     let mut json = String::new();
     text.json('"', |more| json.push_str(more)).await?;
     serde_json::from_str(&json).or_else(|_| failed('"'))
+}
+
+/// The name is the only key of the object.
+const KEYED: &str = "{NAME: JSON}";
+
+/// Reads objects or a list of them, and the marker that closes them.
+pub(super) async fn read(text: &Text, form: &'static CallFormat) -> Read<()> {
+    let (keyed, close) = (form.call == KEYED, form.closer());
+    let first = text.solid().await?;
+    text.unread(&first.to_string());
+    if first == '[' {
+        list(text, keyed).await?;
+        if !close.is_empty() {
+            text.out(|out| out.open(""));
+            text.marker_after_call(&[close]).await?;
+        }
+        return Ok(());
+    }
+    loop {
+        one(text, keyed).await?;
+        if close.is_empty() || text.marker_after_call(&[close, "{"]).await? != Some("{") {
+            return Ok(());
+        }
+        text.unread("{");
+    }
+}
+
+/// Reads a list of calls.
+pub(super) async fn list(text: &Text, keyed: bool) -> Read<()> {
+    text.expect('[').await?;
+    loop {
+        one(text, keyed).await?;
+        match text.solid().await? {
+            ',' => {}
+            ']' => return Ok(()),
+            c => return failed(c),
+        }
+    }
+}
+
+async fn one(text: &Text, keyed: bool) -> Read<()> {
+    if !keyed {
+        return object(text, None).await;
+    }
+    text.expect('{').await?;
+    text.expect('"').await?;
+    let name = string(text).await?;
+    text.expect(':').await?;
+    text.arguments(tool_name(&name)?).await?;
+    text.expect('}').await
 }
