@@ -90,6 +90,18 @@ impl DeviceError {
         DeviceError::System { device: device.into(), why }
     }
 
+    /// For a system that has no thread left.
+    pub fn no_thread(device: &str, error: &std::io::Error) -> DeviceError {
+        let why = format!("cannot start a thread: {error}");
+        DeviceError::System { device: device.into(), why }
+    }
+
+    /// For a queue that is given a function of the host and runs none.
+    pub fn no_host_program(device: &str, task: &str) -> DeviceError {
+        let why = format!("a function of the host cannot run on device {device}");
+        DeviceError::Submission { task: task.into(), why }
+    }
+
     /// The device that does not work any more, if that is the error.
     pub fn lost_device(&self) -> Option<&str> {
         match self {

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::error::DeviceError;
+
 /// The number of an executable, unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExecutableId(u64);
@@ -65,9 +67,20 @@ impl Weights {
         &self.executable
     }
 
-    /// What the device loaded; `None` for another device's type.
-    pub fn made<T: Any>(&self) -> Option<&T> {
-        self.made.downcast_ref()
+    /// What a device loaded.
+    ///
+    /// # Errors
+    /// It is of another type, or `is_own` says that another device of that type loaded it.
+    pub fn made<T: Any>(
+        &self,
+        device: &str,
+        is_own: impl FnOnce(&T) -> bool,
+    ) -> Result<&T, DeviceError> {
+        let own = self.made.downcast_ref().filter(|made| is_own(made));
+        own.ok_or_else(|| DeviceError::Submission {
+            task: format!("{self:?}"),
+            why: format!("is none of device {device}"),
+        })
     }
 }
 

@@ -38,6 +38,7 @@ pub use experts::{
 };
 pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
 pub use host::{HostData, HostTask};
+pub use list::ListRunner;
 pub use loader::{LOADER_DEPTH, loader, loader_name};
 pub use lock::lock;
 pub use memory::{
@@ -46,8 +47,7 @@ pub use memory::{
 };
 pub use residents::{EXPECTED_SHARE, Eviction, LayerChoices, PROMPT_TOKENS, Residents};
 pub use text::{read_all, read_text, size, size_needed};
-pub use thread_queue::{ThreadQueue, ThreadQueueOptions};
+pub use thread_queue::{ThreadQueueOptions, thread_queue};
 pub use timeline::{Lost, Point, Signal, Timeline, Timelines, Wait, Waiting};
-pub use wait_times::WaitTimes;
 pub use weight::{WeightSource, calibrated};
 pub use weight_bytes::{PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightOwner};

@@ -1,78 +1,82 @@
 //! How a queue with its own thread runs a command list.
 
+use std::sync::Arc;
+
 use crate::clock::Clock;
 use crate::device::{CommandList, Completion, Submission, TaskTime};
 use crate::error::DeviceError;
 use crate::timeline::{Lost, Signal, Wait};
 use crate::wait_times::WaitTimes;
 
-impl CommandList {
-    /// Runs the list on the queue's thread: waits before tasks, runs each (and passes the index of
-    /// the next), and signals finished ones. After a failure or a lost wait, it skips the rest and
-    /// tells the waiting queues.
+/// What the thread of a queue runs lists with.
+pub struct ListRunner {
+    pub(crate) queue: usize,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) learnt: WaitTimes,
+}
+
+impl ListRunner {
+    /// Runs a list: waits before tasks, runs each (and passes the next one), and signals finished
+    /// ones. After a failure or a lost wait, it skips the rest and tells the waiting queues.
     pub fn run(
-        mut self,
-        queue: usize,
-        clock: &dyn Clock,
-        learnt: &mut WaitTimes,
+        &mut self,
+        mut list: CommandList,
         mut task: impl FnMut(&Submission, Option<&Submission>) -> Result<(), DeviceError>,
     ) -> Completion {
-        let mut times = std::mem::take(&mut self.times);
+        let queue = self.queue;
+        let mut times = std::mem::take(&mut list.times);
         times.clear();
         let mut outcome = Ok(());
-        let (mut waits, mut signals) = (self.waits.as_slice(), self.signals.as_slice());
-        for (i, submission) in self.tasks.iter().enumerate() {
-            outcome = self.begin(i, submission, &mut waits, clock, learnt);
+        let (mut waits, mut signals) = (list.waits.as_slice(), list.signals.as_slice());
+        for (i, submission) in list.tasks.iter().enumerate() {
+            outcome = self.begin(&list, i, &mut waits);
             if outcome.is_err() {
                 break;
             }
-            let start = self.timed.then(|| clock.now());
-            outcome = task(submission, self.tasks.get(i + 1));
+            let start = list.timed.then(|| self.clock.now());
+            outcome = task(submission, list.tasks.get(i + 1));
             if let Some(start) = start {
-                times.push(TaskTime {
-                    tag: submission.tag,
-                    start,
-                    end: clock.now(),
-                    modelled: None,
-                });
+                let (tag, end) = (submission.tag, self.clock.now());
+                times.push(TaskTime { tag, start, end, modelled: None });
             }
             if outcome.is_err() {
                 break;
             }
-            self.signal(queue, i, &mut signals);
+            list.signal(queue, i, &mut signals);
         }
-        if let Some(own) = self.timelines.as_ref().and_then(|t| t.of(queue))
+        if let Some(own) = list.timelines.as_ref().and_then(|t| t.of(queue))
             && outcome.is_err()
         {
             own.lose();
         }
-        self.tasks.clear();
-        self.waits.clear();
-        self.signals.clear();
-        self.timelines = None;
-        Completion { queue, list: self, outcome, times }
+        list.tasks.clear();
+        list.waits.clear();
+        list.signals.clear();
+        list.timelines = None;
+        Completion { queue, list, outcome, times }
     }
 
     /// Waits until a task may begin.
     fn begin(
-        &self,
+        &mut self,
+        list: &CommandList,
         i: usize,
-        task: &Submission,
         waits: &mut &[Wait],
-        clock: &dyn Clock,
-        learnt: &mut WaitTimes,
     ) -> Result<(), DeviceError> {
-        let Some(timelines) = &self.timelines else { return Ok(()) };
+        let Some(timelines) = &list.timelines else { return Ok(()) };
         while let [wait, rest @ ..] = waits
             && wait.task as usize <= i
         {
-            let found = learnt.wait(timelines, wait.on, self.waiting, task, clock);
+            let (task, clock) = (&list.tasks[i], &*self.clock);
+            let found = self.learnt.wait(timelines, wait.on, list.waiting, task, clock);
             found.map_err(|Lost| DeviceError::Skipped)?;
             *waits = rest;
         }
         if timelines.is_cancelled() { Err(DeviceError::Cancelled) } else { Ok(()) }
     }
+}
 
+impl CommandList {
     fn signal(&self, queue: usize, i: usize, signals: &mut &[Signal]) {
         while let [signal, rest @ ..] = signals
             && signal.task as usize <= i

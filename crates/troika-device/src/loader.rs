@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use crate::clock::Clock;
-use crate::device::{CommandList, Completion, Queue, Submission, Work};
+use crate::device::{Completion, Queue, Submission, Work};
 use crate::error::DeviceError;
-use crate::thread_queue::{ThreadQueue, ThreadQueueOptions};
-use crate::wait_times::WaitTimes;
+use crate::thread_queue::{ThreadQueueOptions, thread_queue};
 
 /// The most lists in such a queue.
 pub const LOADER_DEPTH: usize = 1024;
@@ -30,15 +29,13 @@ pub fn loader(
     let name = loader_name(device);
     let options =
         ThreadQueueOptions { device: name.clone(), number, depth: LOADER_DEPTH, runs_here: false };
-    let mut learnt = WaitTimes::default();
-    let run = move |list: CommandList| {
-        list.run(number, &*clock, &mut learnt, |Submission { work, .. }, _| match work {
+    thread_queue(options, clock, done, move |lists, list| {
+        lists.run(list, |Submission { work, .. }, _| match work {
             Work::Host(task) => task.run(&name),
             Work::Run(_) | Work::Copy(_) => {
                 let (task, why) = ("a run".into(), format!("{name} computes nothing"));
                 Err(DeviceError::Submission { task, why })
             }
         })
-    };
-    Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
+    })
 }

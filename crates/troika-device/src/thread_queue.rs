@@ -5,11 +5,14 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use crate::clock::Clock;
 use crate::device::{CommandList, Completion, Queue};
 use crate::error::DeviceError;
+use crate::list::ListRunner;
 use crate::lock::lock;
+use crate::wait_times::WaitTimes;
 
-/// How a [`ThreadQueue`] works.
+/// How a queue with a thread of its own works.
 #[derive(Clone, Debug)]
 pub struct ThreadQueueOptions {
     /// The device's name.
@@ -23,7 +26,7 @@ pub struct ThreadQueueOptions {
 }
 
 /// A thread that runs command lists in order. A caller that would only wait can run a list itself.
-pub struct ThreadQueue<R> {
+struct ThreadQueue<R> {
     options: ThreadQueueOptions,
     lists: Option<SyncSender<CommandList>>,
     thread: Option<JoinHandle<()>>,
@@ -32,34 +35,29 @@ pub struct ThreadQueue<R> {
     in_flight: Arc<AtomicUsize>,
 }
 
-impl<R: FnMut(CommandList) -> Completion + Send + 'static> ThreadQueue<R> {
-    /// Starts the thread, which does `first` before all lists. `runner` runs a list, and catches
-    /// panics of its tasks.
-    ///
-    /// # Errors
-    /// The system has no thread left.
-    pub fn start(
-        options: ThreadQueueOptions,
-        runner: R,
-        done: SyncSender<Completion>,
-        first: impl FnOnce() + Send + 'static,
-    ) -> Result<ThreadQueue<R>, DeviceError> {
-        // Has its memory from the start: submitting allocates nothing.
-        let (send, receive) = sync_channel(options.depth);
-        let (runner, in_flight) = (Arc::new(Mutex::new(runner)), Arc::new(AtomicUsize::new(0)));
-        let (serving, served) = (runner.clone(), in_flight.clone());
-        let thread = std::thread::Builder::new()
-            .name(format!("troika-{}-q{}", options.device, options.number))
-            .spawn(move || {
-                first();
-                serve(&serving, &served, &receive, &done);
-            })
-            .map_err(|e| DeviceError::System {
-                device: options.device.clone(),
-                why: format!("cannot start a thread: {e}"),
-            })?;
-        Ok(ThreadQueue { options, lists: Some(send), thread: Some(thread), runner, in_flight })
-    }
+/// Starts a thread that runs command lists in order, with what `runner` says of a list. It catches
+/// panics of its tasks.
+///
+/// # Errors
+/// The system has no thread left.
+pub fn thread_queue(
+    options: ThreadQueueOptions,
+    clock: Arc<dyn Clock>,
+    done: SyncSender<Completion>,
+    mut runner: impl FnMut(&mut ListRunner, CommandList) -> Completion + Send + 'static,
+) -> Result<Box<dyn Queue>, DeviceError> {
+    // Has its memory from the start: submitting allocates nothing.
+    let (send, receive) = sync_channel(options.depth);
+    let mut lists = ListRunner { queue: options.number, clock, learnt: WaitTimes::default() };
+    let runner = Arc::new(Mutex::new(move |list| runner(&mut lists, list)));
+    let in_flight = Arc::new(AtomicUsize::new(0));
+    let (serving, served) = (runner.clone(), in_flight.clone());
+    let thread = std::thread::Builder::new()
+        .name(format!("troika-{}-q{}", options.device, options.number))
+        .spawn(move || serve(&serving, &served, &receive, &done))
+        .map_err(|e| DeviceError::no_thread(&options.device, &e))?;
+    let (lists, thread) = (Some(send), Some(thread));
+    Ok(Box::new(ThreadQueue { options, lists, thread, runner, in_flight }))
 }
 
 impl<R: FnMut(CommandList) -> Completion + Send + 'static> Queue for ThreadQueue<R> {

@@ -6,8 +6,8 @@ use std::sync::mpsc::SyncSender;
 
 use smallvec::SmallVec;
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, DeviceId, Queue, Run, ThreadQueue,
-    ThreadQueueOptions, WaitTimes, Work,
+    Clock, CommandList, Completion, DeviceError, DeviceId, ListRunner, Queue, ThreadQueueOptions,
+    Work, thread_queue,
 };
 
 use crate::gpu::Gpu;
@@ -31,30 +31,19 @@ pub(crate) fn start(
         depth: QUEUE_DEPTH,
         runs_here: true,
     };
-    let mut worker = Worker {
-        number,
-        id,
-        runner: Runner::new(gpu, &clock),
-        gpu: gpu.clone(),
-        clock,
-        learnt: WaitTimes::default(),
-    };
-    let run = move |list| worker.complete(list);
-    Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
+    let mut worker = Worker { id, runner: Runner::new(gpu, &clock), gpu: gpu.clone() };
+    thread_queue(options, clock, done, move |lists, list| worker.complete(lists, list))
 }
 
 struct Worker {
-    number: usize,
     id: DeviceId,
     runner: Runner,
     gpu: Arc<Gpu>,
-    clock: Arc<dyn Clock>,
-    learnt: WaitTimes,
 }
 
 impl Worker {
     /// Runs a list.
-    fn complete(&mut self, list: CommandList) -> Completion {
+    fn complete(&mut self, lists: &mut ListRunner, list: CommandList) -> Completion {
         let (runner, gpu, id) = (&mut self.runner, &self.gpu, self.id);
         let timed = list.timed;
         // Where a task waits for other queues, those before it must be on their way.
@@ -62,13 +51,17 @@ impl Worker {
         let signals: SmallVec<[usize; 8]> = list.signals.iter().map(|s| s.task as usize).collect();
         let last = list.tasks.len().saturating_sub(1);
         let mut at = 0;
-        let clock = self.clock.clone();
-        list.run(self.number, &*clock, &mut self.learnt, |task, _| {
+        lists.run(list, |task, _| {
             let done = catch_unwind(AssertUnwindSafe(|| {
                 match &task.work {
-                    Work::Run(run) => runner.run(loaded(gpu, id, run)?, run)?,
+                    Work::Run(run) => {
+                        let own = |loaded: &LoadedGraph| loaded.device == id;
+                        runner.run(run.weights.made(&gpu.name, own)?, run)?;
+                    }
                     Work::Copy(copy) => runner.copy(copy)?,
-                    Work::Host(host) => return Err(no_host_program(gpu, host.name())),
+                    Work::Host(host) => {
+                        return Err(DeviceError::no_host_program(&gpu.name, host.name()));
+                    }
                 }
                 // Others may read the host's memory when a list is done.
                 let shown = at == last && gpu.host.is_some();
@@ -88,17 +81,4 @@ impl Worker {
             done
         })
     }
-}
-
-fn loaded<'a>(gpu: &Gpu, id: DeviceId, run: &'a Run) -> Result<&'a LoadedGraph, DeviceError> {
-    let loaded = run.weights.made::<LoadedGraph>().filter(|loaded| loaded.device == id);
-    loaded.ok_or_else(|| DeviceError::Submission {
-        task: format!("{:?}", run.weights),
-        why: format!("is none of device {}", gpu.name),
-    })
-}
-
-fn no_host_program(gpu: &Gpu, task: &str) -> DeviceError {
-    let why = format!("a function of the host cannot run on device {}", gpu.name);
-    DeviceError::Submission { task: task.into(), why }
 }

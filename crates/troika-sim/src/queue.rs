@@ -5,8 +5,8 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, Queue, Submission, ThreadQueue,
-    ThreadQueueOptions, WaitTimes,
+    Clock, CommandList, Completion, DeviceError, Queue, Submission, ThreadQueueOptions,
+    thread_queue,
 };
 
 use crate::board::Board;
@@ -23,23 +23,20 @@ pub(crate) fn in_real_time(
 ) -> Result<Box<dyn Queue>, DeviceError> {
     let (device, depth) = (worker.limits.device.clone(), worker.limits.processor.queue_depth);
     let options = ThreadQueueOptions { device, number, depth, runs_here: true };
-    let mut learnt = WaitTimes::default();
-    let run = move |list: CommandList| {
+    thread_queue(options, clock, done, move |lists, list| {
         let mut modelled = Vec::new();
-        let mut completion =
-            list.run(number, &*clock, &mut learnt, |Submission { work, .. }, _| {
-                let task = worker.prepare(work)?;
-                modelled.push(Duration::from_nanos(task.need.ns));
-                // With numerics off, nothing else would notice conflicting tasks.
-                worker.claim(work, &task)?;
-                worker.compute(work, &task)
-            });
+        let mut completion = lists.run(list, |Submission { work, .. }, _| {
+            let task = worker.prepare(work)?;
+            modelled.push(Duration::from_nanos(task.need.ns));
+            // With numerics off, nothing else would notice conflicting tasks.
+            worker.claim(work, &task)?;
+            worker.compute(work, &task)
+        });
         for (time, modelled) in completion.times.iter_mut().zip(modelled) {
             time.modelled = Some(modelled);
         }
         completion
-    };
-    Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
+    })
 }
 
 /// A queue in virtual time. A task holds its claims from start to end, and its results are computed

@@ -45,20 +45,15 @@ impl Prepared {
 
 impl Worker {
     /// The weights of a run, if this device loaded them.
-    fn loaded<'a>(&self, run: &'a Run) -> Option<&'a Loaded> {
-        run.weights.made::<Loaded>().filter(|loaded| loaded.device == self.id)
+    fn loaded<'a>(&self, run: &'a Run) -> Result<&'a Loaded, DeviceError> {
+        run.weights.made(&self.limits.device, |loaded: &Loaded| loaded.device == self.id)
     }
 
     /// Checks a task.
     pub fn prepare(&self, work: &Work) -> Result<Prepared, DeviceError> {
         match work {
             Work::Run(run) => {
-                let Some(loaded) = self.loaded(run) else {
-                    return Err(DeviceError::Submission {
-                        task: format!("{:?}", run.weights),
-                        why: format!("is none of device {}", self.limits.device),
-                    });
-                };
+                let loaded = self.loaded(run)?;
                 let bound = self.limits.check_run(loaded, run)?;
                 let tile = self.limits.processor.tile;
                 let need = run_need(&self.rates, tile, &loaded.graph, run.rows, &run.forward);
@@ -85,8 +80,7 @@ impl Worker {
         let mut claims = Vec::new();
         match (work, &task.run) {
             (Work::Run(run), Some(bound)) => {
-                let Some(loaded) = self.loaded(run) else { return Ok(claims) };
-                claim_run(run, loaded, bound, &mut claims)?;
+                claim_run(run, self.loaded(run)?, bound, &mut claims)?;
             }
             (Work::Copy(copy), _) => {
                 hold([(&copy.from, copy.from.rect())], Access::Read, &mut claims)?;
@@ -105,7 +99,7 @@ impl Worker {
     /// Computes a task whose claims were released, since the kernels make their own. With numerics
     /// off nothing is computed; host functions are skipped too, since there are no bytes to read.
     pub fn compute(&mut self, work: &Work, task: &Prepared) -> Result<(), DeviceError> {
-        let loaded = if let Work::Run(run) = work { self.loaded(run) } else { None };
+        let loaded = if let Work::Run(run) = work { Some(self.loaded(run)?) } else { None };
         let Some(queue) = &mut self.inner else { return Ok(()) };
         match (work, &task.run) {
             (Work::Run(run), Some(_)) => {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use troika_device::{
-    Clock, CommandList, Completion, DeviceError, DeviceId, Queue, Run, Submission, ThreadQueue,
-    ThreadQueueOptions, WaitTimes, Work,
+    Clock, Completion, DeviceError, DeviceId, Queue, Run, Submission, ThreadQueueOptions, Work,
+    thread_queue,
 };
 
 use crate::compile::Loaded;
@@ -28,44 +28,22 @@ pub(crate) fn start(
     done: SyncSender<Completion>,
 ) -> Result<Box<dyn Queue>, DeviceError> {
     let device = options.name.clone();
-    let no_thread = |e: std::io::Error| DeviceError::System {
-        device: device.clone(),
-        why: format!("cannot start a thread: {e}"),
-    };
-    let pool = Pool::new(options.threads, options.cores.as_deref()).map_err(no_thread)?;
-    let core = options.cores.as_ref().and_then(|c| c.first().copied());
+    let pool = Pool::new(options.threads, options.cores.as_deref())
+        .map_err(|e| DeviceError::no_thread(&device, &e))?;
+    let mut core = options.cores.as_ref().and_then(|c| c.first().copied());
     let executor = Executor::new(options, pool, isa);
-    let tasks = Tasks { device: device.clone(), id, executor };
-    let mut worker = Worker { number, tasks, clock, learnt: WaitTimes::default() };
+    let mut tasks = Tasks { device: device.clone(), id, executor };
     // A pinned thread's work is not for the caller's.
     let runs_here = core.is_none();
-    let queue = ThreadQueueOptions { device, number, depth: QUEUE_DEPTH, runs_here };
-    let queue = ThreadQueue::start(
-        queue,
-        move |list| worker.complete(list),
-        done,
-        move || core.into_iter().for_each(pin),
-    )?;
-    Ok(Box::new(queue))
-}
-
-struct Worker {
-    number: usize,
-    tasks: Tasks,
-    clock: Arc<dyn Clock>,
-    learnt: WaitTimes,
-}
-
-impl Worker {
-    /// Runs a list.
-    fn complete(&mut self, list: CommandList) -> Completion {
-        let tasks = &mut self.tasks;
-        list.run(self.number, &*self.clock, &mut self.learnt, |task, next| match &task.work {
+    let options = ThreadQueueOptions { device, number, depth: QUEUE_DEPTH, runs_here };
+    thread_queue(options, clock, done, move |lists, list| {
+        core.take().into_iter().for_each(pin);
+        lists.run(list, |task, next| match &task.work {
             Work::Run(run) => tasks.run(run, next),
             Work::Copy(copy) => Ok(copy.from.copy_to(&copy.to)?),
             Work::Host(host) => host.run(&tasks.device),
         })
-    }
+    })
 }
 
 /// What tasks need to run.
@@ -77,19 +55,14 @@ struct Tasks {
 
 impl Tasks {
     /// The loaded graph of a run, if this device loaded it.
-    fn loaded<'a>(&self, run: &'a Run) -> Option<&'a Loaded> {
-        run.weights.made::<Loaded>().filter(|loaded| loaded.device == self.id)
+    fn loaded<'a>(&self, run: &'a Run) -> Result<&'a Loaded, DeviceError> {
+        run.weights.made(&self.device, |loaded: &Loaded| loaded.device == self.id)
     }
 
     fn run(&mut self, task: &Run, next: Option<&Submission>) -> Result<(), DeviceError> {
-        let Some(loaded) = self.loaded(task) else {
-            return Err(DeviceError::Submission {
-                task: format!("{:?}", task.weights),
-                why: format!("is none of device {}", self.device),
-            });
-        };
+        let loaded = self.loaded(task)?;
         let next = next.and_then(|next| match &next.work {
-            Work::Run(run) => self.loaded(run),
+            Work::Run(run) => self.loaded(run).ok(),
             Work::Copy(_) | Work::Host(_) => None,
         });
         let run = || self.executor.run(loaded, task, next);

@@ -91,15 +91,14 @@ impl Device for Fake {
         }
         let (device, depth) = ("fake".into(), self.caps.queue_depth);
         let options = ThreadQueueOptions { device, number, depth, runs_here: self.here };
-        let (hook, mut learnt) = (self.hook.clone(), WaitTimes::default());
-        let run = move |list: CommandList| {
-            list.run(number, &*clock, &mut learnt, |task, _| match &task.work {
+        let hook = self.hook.clone();
+        thread_queue(options, clock, done, move |lists, list| {
+            lists.run(list, |task, _| match &task.work {
                 Work::Host(host) => host.run("fake"),
                 Work::Run(run) => hook(run, task.tag),
                 Work::Copy(_) => Ok(()),
             })
-        };
-        Ok(Box::new(ThreadQueue::start(options, run, done, || {})?))
+        })
     }
 }
 
