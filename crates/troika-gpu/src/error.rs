@@ -1,7 +1,6 @@
 //! Why a GPU cannot be opened, and how drivers' messages are read.
 
-use std::fmt::Display;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+pub(crate) use troika_device::lock as locked;
 
 /// The step on the way to an open GPU that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,11 +18,6 @@ impl GpuError {
     pub(crate) fn unusable(name: impl Display, why: impl Display) -> GpuError {
         GpuError::Unusable(format!("GPU adapter {name} cannot be used: {why}"))
     }
-}
-
-/// The value of a lock, also after a thread that held it panicked.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The first line of a driver's message, which may have many.

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use troika::device::lock;
 use troika::engine::PageCount;
 use troika::trace::{Span, Tracer};
 use troika::{HostMemory, MemoryLimits, Model, OpenOptions};
@@ -62,10 +63,6 @@ struct Shared {
     recent: Mutex<Recent>,
     watchers: AtomicUsize,
     generated: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An open model. Dropping it ends its thread and closes the model.

@@ -1,8 +1,8 @@
 //! What the processors of a SoC share: modelled time, memory bandwidth and battery.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use troika_device::Clock;
+use troika_device::{Clock, lock};
 use troika_time::{Bandwidth, CoRun, LaneCosts, Machine, Usage};
 
 use crate::clock::VirtualClock;
@@ -57,14 +57,14 @@ impl Board {
 
     /// Makes a processor, given by its index in the SoC, draw frames once its queue is opened.
     pub fn co_run(&self, processor: usize, task: CoRun) {
-        self.lock().co_run = Some((processor, task));
+        lock(&self.state).co_run = Some((processor, task));
     }
 
     /// Opens a queue of a processor. Returns its number on the board.
     pub(crate) fn open(self: &Arc<Board>, processor: usize, lane: Lane) -> u64 {
         let of = &self.soc.processors[processor];
         let costs = LaneCosts { submit_ns: of.submit_ns, waits_each_run: of.waits_each_run };
-        let frames = self.lock().co_run.filter(|(p, _)| *p == processor).map(|(_, task)| task);
+        let frames = lock(&self.state).co_run.filter(|(p, _)| *p == processor).map(|(_, task)| task);
         self.with(|machine| machine.open(processor, costs, frames, lane))
     }
 
@@ -75,10 +75,6 @@ impl Board {
         self.with(|machine| machine.worked(cpu.unwrap_or(processor), ns));
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Does something with the machine, as of now. The clock will let it go on. Host functions and
     /// loads run while the machine is locked: they must not wait on its clock, compile for its
     /// devices or ask for its usage.
@@ -87,7 +83,7 @@ impl Board {
         run: impl FnOnce(&mut Machine<Lane, Bandwidth>) -> T,
     ) -> T {
         let now = self.now();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.machine.pass_to(now);
         let done = run(&mut state.machine);
         self.plan_ahead(&mut state, now);
@@ -108,7 +104,7 @@ impl Board {
 
     fn resume(self: &Arc<Board>) {
         let now = self.now();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.next.is_none_or(|next| next > now) {
             // Another time, nearer or already over, took its place.
             return;

@@ -1,10 +1,10 @@
 //! Virtual time: it passes only while somebody waits, and devices work meanwhile.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use troika_device::Clock;
+use troika_device::{Clock, lock};
 
 /// What happens at a point in time.
 type Event = Box<dyn FnOnce() + Send>;
@@ -34,13 +34,9 @@ impl VirtualClock {
         VirtualClock::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Schedule> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Schedules an event in `after` nanoseconds.
     pub(crate) fn after(&self, after: u64, run: impl FnOnce() + Send + 'static) {
-        let mut s = self.lock();
+        let mut s = lock(&self.0);
         let key = (s.now.saturating_add(after), s.made);
         s.made += 1;
         s.events.insert(key, Box::new(run));
@@ -48,7 +44,7 @@ impl VirtualClock {
 
     /// Counts what a machine uses that goes by this clock.
     pub(crate) fn meter(&self, used: impl Fn() -> Option<MachineUse> + Send + Sync + 'static) {
-        self.lock().meters.push(Arc::new(used));
+        lock(&self.0).meters.push(Arc::new(used));
     }
 
     /// Joules that all machines which go by this clock have used since they began; `None` if a file
@@ -64,13 +60,13 @@ impl VirtualClock {
 
     fn used(&self) -> impl Iterator<Item = Option<MachineUse>> {
         // The lock is free meanwhile, since machines look at the clock.
-        let meters = self.lock().meters.clone();
+        let meters = lock(&self.0).meters.clone();
         meters.into_iter().map(|used| used())
     }
 
     /// Takes the first event up to a time, and sets the clock to the event's time.
     fn next(&self, until: u64) -> Option<Event> {
-        let mut s = self.lock();
+        let mut s = lock(&self.0);
         let first = s.events.first_entry().filter(|e| e.key().0 <= until);
         let (at, event) = first
             .map(|e| e.remove_entry())
@@ -82,12 +78,12 @@ impl VirtualClock {
 
 impl Clock for VirtualClock {
     fn now(&self) -> Duration {
-        Duration::from_nanos(self.lock().now)
+        Duration::from_nanos(lock(&self.0).now)
     }
 
     fn wait(&self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let until = self.lock().now.saturating_add(nanos);
+        let until = lock(&self.0).now.saturating_add(nanos);
         // The lock is free meanwhile, since events may schedule others.
         while let Some(event) = self.next(until) {
             event();
@@ -95,7 +91,7 @@ impl Clock for VirtualClock {
     }
 
     fn next_event(&self) -> Option<Duration> {
-        self.lock().events.keys().next().map(|(at, _)| Duration::from_nanos(*at))
+        lock(&self.0).events.keys().next().map(|(at, _)| Duration::from_nanos(*at))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use troika_device::lock;
 use troika_graph::{Subgraph, WeightDecl};
 
 /// A weight's name, with its rows and columns. One name is one weight, since a device serves one
@@ -38,18 +39,14 @@ fn key(w: &WeightDecl) -> Key {
 }
 
 impl Resident {
-    fn lock(&self) -> MutexGuard<'_, Counted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Bytes in use.
     pub fn bytes(&self) -> u64 {
-        self.lock().bytes
+        lock(&self.0).bytes
     }
 
     /// Whether a weight is resident.
     pub fn has(&self, w: &WeightDecl) -> bool {
-        self.lock().weights.contains_key(&key(w))
+        lock(&self.0).weights.contains_key(&key(w))
     }
 
     /// Adds a graph and its weights if all together stay within limits; otherwise says which one
@@ -60,7 +57,7 @@ impl Resident {
         max_bytes: Option<u64>,
         max_graphs: Option<usize>,
     ) -> Result<Residency, String> {
-        let mut counted = self.lock();
+        let mut counted = lock(&self.0);
         if let Some(most) = max_graphs.filter(|most| counted.graphs >= *most) {
             return Err(format!("{most} graphs are loaded, no more are (max_graphs)"));
         }
@@ -88,7 +85,7 @@ impl Resident {
 
 impl Drop for Residency {
     fn drop(&mut self) {
-        let mut counted = self.home.lock();
+        let mut counted = lock(&self.home.0);
         counted.graphs -= 1;
         for key in &self.keys {
             let Some((bytes, holders)) = counted.weights.get_mut(key) else { continue };

@@ -1,8 +1,9 @@
 //! What a session waits for, shared with the threads that step the engine or choose tokens.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::Waker;
 
+pub(crate) use troika_device::lock;
 use troika_engine::{Event, Next};
 
 use crate::generate::{Generating, Given};
@@ -35,11 +36,6 @@ pub(crate) enum Ended {
 
 /// The state of a session, shared with the threads that step the engine.
 pub(crate) type Shared = Arc<Mutex<SessionState>>;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked was working on its own session only.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Counts steps and tokens chosen elsewhere, for threads that wait while another one steps.
 #[derive(Debug, Default)]
