@@ -64,7 +64,8 @@ impl Board {
     pub(crate) fn open(self: &Arc<Board>, processor: usize, lane: Lane) -> u64 {
         let of = &self.soc.processors[processor];
         let costs = LaneCosts { submit_ns: of.submit_ns, waits_each_run: of.waits_each_run };
-        let frames = lock(&self.state).co_run.filter(|(p, _)| *p == processor).map(|(_, task)| task);
+        let frames =
+            lock(&self.state).co_run.filter(|(p, _)| *p == processor).map(|(_, task)| task);
         self.with(|machine| machine.open(processor, costs, frames, lane))
     }
 
