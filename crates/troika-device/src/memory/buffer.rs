@@ -1,6 +1,7 @@
 //! Buffers: memory that tasks of several devices share.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Weak};
 
@@ -141,7 +142,7 @@ impl Buffer {
     /// # Errors
     /// [`AccessError::Busy`] while another claim conflicts on any of the bytes.
     pub fn claim(&self, wanted: &[(Rect, Access)]) -> Result<Claim<'_>, AccessError> {
-        Ok(Claim { buffer: self, ticket: self.0.table.enter(wanted)? })
+        Ok(Claim { buffer: Cow::Borrowed(self), ticket: self.0.table.enter(wanted)? })
     }
 
     /// Like [`Buffer::claim`], for a task that outlives its caller: the claim keeps the buffer
@@ -150,8 +151,7 @@ impl Buffer {
     /// # Errors
     /// Those of [`Buffer::claim`].
     pub fn hold(&self, wanted: &[(Rect, Access)]) -> Result<HeldClaim, AccessError> {
-        let ticket = self.0.table.enter(wanted)?;
-        Ok(HeldClaim { buffer: self.clone(), ticket })
+        Ok(Claim { buffer: Cow::Owned(self.clone()), ticket: self.0.table.enter(wanted)? })
     }
 
     /// Gives the whole pages of the system within some bytes back to it, if nothing has claimed
@@ -211,31 +211,15 @@ impl BufferWatch {
 /// While it lives, no other claim can write the bytes that it reads, and no other claim can use the
 /// bytes that it writes. This decides what may be done with [`Buffer::as_ptr`].
 pub struct Claim<'a> {
-    buffer: &'a Buffer,
+    buffer: Cow<'a, Buffer>,
     ticket: u64,
-}
-
-impl<'a> Claim<'a> {
-    /// The claimed buffer.
-    pub fn buffer(&self) -> &'a Buffer {
-        self.buffer
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.buffer.0.table.leave(self.ticket);
-    }
 }
 
 /// A [`Claim`] that keeps its buffer alive.
-pub struct HeldClaim {
-    buffer: Buffer,
-    ticket: u64,
-}
+pub type HeldClaim = Claim<'static>;
 
-impl HeldClaim {
-    /// The buffer.
+impl Claim<'_> {
+    /// The claimed buffer.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
@@ -249,7 +233,7 @@ impl HeldClaim {
     }
 }
 
-impl Drop for HeldClaim {
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.buffer.0.table.leave(self.ticket);
     }
