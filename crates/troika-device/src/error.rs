@@ -84,6 +84,11 @@ impl DeviceError {
     /// takes alone.
     pub const ALL_OPS: &'static str = "all";
 
+    /// For a weight that cannot be used.
+    pub fn weight(name: impl Into<String>, why: impl Into<String>) -> DeviceError {
+        DeviceError::Weight { name: name.into(), why: why.into() }
+    }
+
     /// For a queue that is given a list more than it takes.
     pub fn too_many_lists(device: &str, depth: usize) -> DeviceError {
         let why = format!("{depth} lists are in flight on its queue, which is all it takes");

@@ -141,10 +141,8 @@ impl DeviceExperts {
 
     fn load(&self, of: &CachedGraph) -> Result<Arc<Weights>, DeviceError> {
         let source = lock(&self.source).clone();
-        let source = source.ok_or_else(|| DeviceError::Weight {
-            name: of.graph.name.clone(),
-            why: "its weights were closed when the model was opened".into(),
-        })?;
+        let closed = "its weights were closed when the model was opened";
+        let source = source.ok_or_else(|| DeviceError::weight(&of.graph.name, closed))?;
         let compiled = || Executable::compiled(&*self.device, &of.graph, &*source);
         let code = of.code.clone().map_or_else(compiled, Ok)?;
         self.device.load(&code, &of.graph, &*source)

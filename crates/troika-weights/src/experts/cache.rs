@@ -536,15 +536,11 @@ impl StoredExpert {
     fn bytes_in(&self, room: &Arc<Room>) -> Result<ExpertBytes, DeviceError> {
         for part in self.parts.iter().filter(|_| self.checked.get().is_none()) {
             let bytes = &(**room).as_ref()[part.at..part.at + part.part.bytes];
-            let same = part
-                .stored
-                .get()
-                .is_some_and(|(_, want)| hash::of_bytes(bytes).to_hex().as_str() == want);
-            if !same {
+            let found = hash::of_bytes(bytes).to_hex();
+            if part.stored.get().is_none_or(|(_, stored)| found.as_str() != stored) {
                 let why = "its packed form on disk is damaged; remove it (troika cache prune): the \
                            next start makes it again";
-                let name = part.part.weight.to_string();
-                return Err(DeviceError::Weight { name, why: why.into() });
+                return Err(DeviceError::weight(&*part.part.weight, why));
             }
         }
         let _ = self.checked.set(());
@@ -552,14 +548,13 @@ impl StoredExpert {
             let PartAt { part, at, .. } = &self.parts[i];
             WeightBytes::new(room.clone(), *at..*at + part.bytes)
         };
-        let misplaced = || DeviceError::Weight {
-            name: self.parts[0].part.weight.to_string(),
-            why: "it is not inside of its memory".into(),
-        };
-        let [Some(gate), Some(up), Some(down)] = [part(0), part(1), part(2)] else {
-            return Err(misplaced());
-        };
-        Ok([gate, up, down])
+        match [part(0), part(1), part(2)] {
+            [Some(gate), Some(up), Some(down)] => Ok([gate, up, down]),
+            _ => {
+                let name = &*self.parts[0].part.weight;
+                Err(DeviceError::weight(name, "it is not inside of its memory"))
+            }
+        }
     }
 }
 

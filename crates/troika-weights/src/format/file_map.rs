@@ -55,32 +55,29 @@ impl FileMap {
     /// Tells the system that these bytes of the file are not needed for now. When used again, they
     /// are read from the system's cache or from disk.
     pub(crate) fn release(&self, bytes: &[u8]) -> bool {
-        let Some((map, at)) = self.mapped(bytes) else { return false };
-        release(map, at, bytes.len());
-        true
+        self.advise(bytes, release)
     }
 
     /// Asks the system to read these bytes of the file ahead.
     pub(crate) fn fetch(&self, bytes: &[u8]) -> bool {
-        let Some((map, at)) = self.mapped(bytes) else { return false };
-        fetch(map, at, bytes.len());
-        true
+        self.advise(bytes, fetch)
     }
 
     /// Asks for small pages for these bytes of the file. Reading a row then maps only its
     /// surroundings, not the whole huge page in which the system may keep the file.
     pub(crate) fn in_small_pages(&self, bytes: &[u8]) -> bool {
-        let Some((map, at)) = self.mapped(bytes) else { return false };
-        small_pages(map, at, bytes.len());
-        true
+        self.advise(bytes, small_pages)
     }
 
-    /// The map, and the offset of these bytes in it.
-    fn mapped(&self, bytes: &[u8]) -> Option<(&Mmap, usize)> {
-        let Bytes::Mapped { map, .. } = &self.bytes else { return None };
+    /// Says something of these bytes, if they are of the map: their offset and length in it.
+    fn advise(&self, bytes: &[u8], say: fn(&Mmap, usize, usize)) -> bool {
+        let Bytes::Mapped { map, .. } = &self.bytes else { return false };
         let (start, at) = (map.as_ptr() as usize, bytes.as_ptr() as usize);
         let inside = at >= start && at + bytes.len() <= start + map.len();
-        inside.then(|| (map, at - start))
+        if inside {
+            say(map, at - start, bytes.len());
+        }
+        inside
     }
 }
 
@@ -138,11 +135,8 @@ fn small_pages(map: &Mmap, offset: usize, len: usize) {
     let _ = map.advise_range(memmap2::Advice::NoHugePage, offset, len);
 }
 
+/// Other systems are told nothing.
 #[cfg(not(target_os = "linux"))]
 fn small_pages(_: &Mmap, _: usize, _: usize) {}
-
 #[cfg(not(unix))]
-fn release(_: &Mmap, _: usize, _: usize) {}
-
-#[cfg(not(unix))]
-fn fetch(_: &Mmap, _: usize, _: usize) {}
+use {small_pages as fetch, small_pages as release};

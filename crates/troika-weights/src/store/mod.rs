@@ -57,7 +57,8 @@ const MIN_RELEASE: usize = 64 << 10;
 /// The layout of derived weights that are used as plain rows.
 const ROWS: &str = "rows";
 
-/// All weights of a model by logical name.
+/// All weights of a model by logical name. The default has none.
+#[derive(Default)]
 pub struct WeightStore {
     by_name: HashMap<String, usize>,
     pub(crate) bound: Vec<Bound>,
@@ -158,22 +159,7 @@ impl WeightStore {
 
     fn of(bound: Vec<Bound>, maps: Vec<Arc<FileMap>>) -> WeightStore {
         let by_name = bound.iter().enumerate().map(|(i, b)| (b.key.to_string(), i)).collect();
-        WeightStore {
-            by_name,
-            bound,
-            forms: Forms::default(),
-            arena: Arena::default(),
-            maps,
-            cache: None,
-            stamps: Vec::new(),
-            non_finite: Mutex::default(),
-            progress: None,
-            calibration: BTreeMap::new(),
-            quantized: AtomicU64::new(0),
-            warnings: Vec::new(),
-            experts: None,
-            left_in_file: false,
-        }
+        WeightStore { by_name, bound, maps, ..WeightStore::default() }
     }
 
     /// Warnings about the files: tensors that nothing uses.
@@ -381,11 +367,9 @@ impl WeightStore {
     }
 
     pub(crate) fn bound(&self, name: &str) -> Result<&Bound, DeviceError> {
-        let index = self.by_name.get(name).ok_or_else(|| DeviceError::Weight {
-            name: name.into(),
-            why: "the model has no such weight".into(),
-        })?;
-        Ok(&self.bound[*index])
+        let index = self.by_name.get(name);
+        let index = index.ok_or_else(|| DeviceError::weight(name, "the model has no such weight"));
+        Ok(&self.bound[*index?])
     }
 
     /// A form of a weight or of some of its rows: from memory, from the disk cache, or newly made.
@@ -408,8 +392,7 @@ impl WeightStore {
         if let Some(packed) = &*made {
             return Ok(packed.clone());
         }
-        let wrong = |why: &str| DeviceError::Weight { name: name.clone(), why: why.into() };
-        let len = layout.bytes(rows.len()).ok_or_else(|| wrong("is too large to be packed"))?;
+        let len = layout.bytes(rows.len()).ok_or_else(|| too_large(&name))?;
         let cache = self.cache.as_ref().filter(|_| b.source.is_made());
         let bytes = match cache.and_then(|c| c.get(&name, &form, len)) {
             Some(bytes) => bytes,
@@ -508,6 +491,10 @@ impl WeightStore {
     }
 }
 
+fn too_large(weight: &str) -> DeviceError {
+    DeviceError::weight(weight, "is too large to be packed")
+}
+
 impl ExpertSource for WeightStore {
     fn keep(
         &self,
@@ -516,14 +503,12 @@ impl ExpertSource for WeightStore {
         pack: PackFn<'_>,
     ) -> Result<(), DeviceError> {
         let b = self.bound(weight)?;
-        let wrong = |why: &str| DeviceError::Weight { name: weight.into(), why: why.into() };
         let cache = self.cache.as_ref().ok_or_else(|| {
-            wrong(
-                "its experts do not fit into memory, and there is no folder to read them from; \
-                 leave out --no-cache, or give --cache-dir a folder with room for them",
-            )
+            let why = "its experts do not fit into memory, and there is no folder to read them \
+                       from; leave out --no-cache, or give --cache-dir a folder with room for them";
+            DeviceError::weight(weight, why)
         })?;
-        let len = layout.bytes(b.shape.rows).ok_or_else(|| wrong("is too large to be packed"))?;
+        let len = layout.bytes(b.shape.rows).ok_or_else(|| too_large(weight))?;
         if !cache.has(weight, layout.name, len) {
             let once = PackLayout { keep: false, ..layout };
             let bytes = self.make(b, 0..b.shape.rows, once, pack)?;
@@ -536,13 +521,11 @@ impl ExpertSource for WeightStore {
         &self,
         experts: Vec<[ExpertPart; EXPERT_PARTS]>,
     ) -> Result<Arc<dyn ExpertsOnDisk>, DeviceError> {
-        match &self.experts {
-            Some(cache) => cache.add_layer(experts),
-            None => {
-                let name = experts.first().map_or("experts".into(), |e| e[0].weight.to_string());
-                Err(DeviceError::Weight { name, why: "all experts are in memory".into() })
-            }
+        if let Some(cache) = &self.experts {
+            return cache.add_layer(experts);
         }
+        let name = experts.first().map_or("experts", |e| &*e[0].weight);
+        Err(DeviceError::weight(name, "all experts are in memory"))
     }
 }
 
@@ -611,7 +594,7 @@ impl WeightSource for WeightStore {
         let b = self.bound(name)?;
         let (first, end, all) = (rows.start, rows.end, b.shape.rows);
         let why = format!("has {all} rows, of which {first} to {end} were asked for");
-        let outside = || DeviceError::Weight { name: name.into(), why: why.clone() };
+        let outside = || DeviceError::weight(name, &*why);
         if first > end || end > all {
             return Err(outside());
         }
