@@ -86,7 +86,6 @@ const HALF_LIFE: f64 = 1024.0;
 /// What one that just came is put back by: a factor of two in frequency.
 const NEWCOMER: f64 = 1.0;
 
-/// What is known of an expert.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     /// The sum of its uses at the time of the last one. A use counts half after a half-life.

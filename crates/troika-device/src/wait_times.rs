@@ -150,7 +150,6 @@ enum Looked {
     LostCore,
 }
 
-/// Polls a point.
 fn poll(timelines: &Timelines, point: Point, clock: &dyn Clock) -> Result<Looked, Lost> {
     let start = clock.now();
     // Also limited by count, since a clock may stand still.

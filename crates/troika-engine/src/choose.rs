@@ -26,9 +26,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What may still be planned in this step.
 struct Budget {
-    /// The most batches.
     batches: usize,
-    /// The most rows of prompts.
     prompt_rows: usize,
     /// The most rows of prompts while several wait.
     part: usize,

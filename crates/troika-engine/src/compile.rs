@@ -99,7 +99,6 @@ pub(crate) fn compile(
     Ok(all.into_iter().map(|(_, made)| made).collect())
 }
 
-/// What was made of a graph.
 #[derive(Clone)]
 pub(crate) struct CompiledGraph {
     /// Its code; `None` if the device takes the graph, and makes the code when it loads it.
@@ -274,7 +273,6 @@ impl Compiling<'_> {
         EngineError::Refused { refusals: ops.into_iter().map(refusal).collect(), error }
     }
 
-    /// Loads a graph.
     fn load(&self, at: usize, code: Option<&Arc<Executable>>) -> Result<Arc<Weights>, EngineError> {
         if let Some(e) = self.stopped(at) {
             return Err(e);

@@ -59,7 +59,6 @@ pub(crate) struct Inbox {
     ended: bool,
 }
 
-/// The limits for tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub vocab: usize,

@@ -7,7 +7,6 @@ use troika_plan::Phase;
 
 use crate::input::{Admission, WantedLogits};
 
-/// The state of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// It has nothing to compute and waits for tokens.

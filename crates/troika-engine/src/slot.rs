@@ -26,7 +26,6 @@ struct KnownGraph {
     batches: Vec<KnownBatch>,
 }
 
-/// The shape of a batch.
 struct KnownBatch {
     /// The rows of each sequence.
     seqs: Vec<Range<usize>>,

@@ -77,7 +77,6 @@ impl FetchJob<'_> {
         }
     }
 
-    /// The error for an HTTP status.
     fn status(&self, status: u16) -> HubError {
         let hub = self.endpoint();
         let advice = match (status, self.options.token.is_some()) {

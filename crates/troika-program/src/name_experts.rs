@@ -116,7 +116,6 @@ impl ChunkTasks<'_> {
         self.input(&value, all(rows), device)
     }
 
-    /// A packed buffer.
     fn packed(&self, set: PackedSet, space: SpaceId, buffer: ExpertBuffer) -> NamedView {
         let size = &self.program.packed;
         let rows = match (buffer, set) {

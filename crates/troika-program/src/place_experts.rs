@@ -122,11 +122,8 @@ impl Placer<'_> {
             let of = width(&graph, graph.outputs[0]);
             let writes = PackedCols { buffer: ExpertBuffer::Output, cols: 0..of };
             let reads = ExpertBuffer::Input;
-            return Ok(vec![(
-                device,
-                graph,
-                PackedOperands { group: 0, part: 0, reads, writes, of },
-            )]);
+            let operands = PackedOperands { group: 0, part: 0, reads, writes, of };
+            return Ok(vec![(device, graph, operands)]);
         }
         let expert = group.experts.first().copied().ok_or_else(unplaced)?;
         let whole = expert_products(graph, expert, group.capacity)?;
@@ -145,11 +142,8 @@ impl Placer<'_> {
             let of = width(&whole, writes.value);
             let reads = buffer(reads.value);
             let writes = PackedCols { buffer: buffer(writes.value), cols: writes.cols.clone() };
-            Ok((
-                device,
-                piece.graph,
-                PackedOperands { group: 0, part: piece.part, reads, writes, of },
-            ))
+            let operands = PackedOperands { group: 0, part: piece.part, reads, writes, of };
+            Ok((device, piece.graph, operands))
         };
         let pieces: Vec<Piece> = split.stages.into_iter().flat_map(|s| s.pieces).collect();
         let idle = |part: &usize| pieces.iter().all(|piece| piece.part != *part);

@@ -196,7 +196,6 @@ impl Program {
         Ok(())
     }
 
-    /// Adds a placement with its values.
     fn add(&mut self, segment: usize, placed: PlacedSegment) -> Placement {
         let first = self.values.cols.len();
         for value in &placed.between {

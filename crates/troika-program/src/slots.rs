@@ -15,13 +15,11 @@ pub const ELEMENT: usize = 4;
 /// that reads its value.
 #[derive(Clone, Debug)]
 pub struct Slots {
-    /// The slot of each value.
     of_value: Vec<usize>,
     /// The columns of each slot's widest value.
     cols: Vec<usize>,
     /// The rows of each buffer.
     rows: usize,
-    /// The slot of the logits.
     logits: usize,
 }
 

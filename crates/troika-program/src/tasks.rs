@@ -199,7 +199,6 @@ pub(crate) struct ChunkMade {
     pub shared: Vec<usize>,
 }
 
-/// Builds the tasks of one chunk.
 pub(crate) struct ChunkTasks<'a> {
     pub(crate) program: &'a Program,
     slots: &'a Slots,
@@ -318,15 +317,21 @@ impl<'a> ChunkTasks<'a> {
                 while let Some(run) = piece.next_run(end - at, area.rows.end < rows.len()) {
                     let rows = Rows { first: at, count: run.rows, room: run.room };
                     at += run.rows;
-                    self.run(OfSegment { index, placement, piece }, &run, rows);
+                    self.run(index, placement, piece, &run, rows);
                 }
             }
         }
         Ok(())
     }
 
-    fn run(&mut self, of: OfSegment<'_>, run: &RowsRun, rows: Rows) {
-        let OfSegment { index, placement, piece } = of;
+    fn run(
+        &mut self,
+        index: usize,
+        placement: &Placement,
+        piece: &PlacedPiece,
+        run: &RowsRun,
+        rows: Rows,
+    ) {
         let program = self.program;
         let graph = placement.graphs[piece.index][run.shape];
         let value = |o: &Operand| ValueCols {
@@ -407,7 +412,6 @@ impl<'a> ChunkTasks<'a> {
         view
     }
 
-    /// The type of a value.
     fn dtype(&self, value: usize) -> DType {
         self.program.values.dtype(value, self.batch.phase)
     }
@@ -449,20 +453,26 @@ impl<'a> ChunkTasks<'a> {
                 // No device reaches the memory of two others.
                 let cols = 0..self.program.values.cols[value];
                 let host = Instance::new(SpaceId::HOST, cols);
-                self.copy(value, Hop { from: &from, to: &host }, &missing.area, device);
+                self.copy(value, &from, &host, &missing.area, device);
                 from = host;
             }
-            self.copy(value, Hop { from: &from, to }, &missing.area, device);
+            self.copy(value, &from, to, &missing.area, device);
         }
     }
 
-    fn copy(&mut self, value: usize, hop: Hop<'_>, area: &Area, wanted_by: usize) {
+    fn copy(
+        &mut self,
+        value: usize,
+        from: &Instance,
+        to: &Instance,
+        area: &Area,
+        wanted_by: usize,
+    ) {
         let operand = ValueCols { value, cols: area.cols.clone() };
         let rows = Rows { first: area.rows.start, count: area.rows.len(), room: area.rows.len() };
-        let from = self.view(&operand, hop.from, rows);
-        let to = self.view(&operand, hop.to, rows);
-        let device = self.program.copier(hop.from.space, hop.to.space, wanted_by);
-        self.residency[value].add(hop.to.clone(), area.clone());
+        let device = self.program.copier(from.space, to.space, wanted_by);
+        self.residency[value].add(to.clone(), area.clone());
+        let (from, to) = (self.view(&operand, from, rows), self.view(&operand, to, rows));
         let work = NamedWork::Copy(NamedCopy { from, to, top_k: None });
         self.push(device, copy_name(), area.rows.clone(), work);
     }
@@ -521,13 +531,6 @@ impl<'a> ChunkTasks<'a> {
     }
 }
 
-/// A piece of a segment.
-struct OfSegment<'a> {
-    index: usize,
-    placement: &'a Placement,
-    piece: &'a PlacedPiece,
-}
-
 /// The divided experts of a segment in a placement.
 #[derive(Clone, Copy)]
 pub(crate) struct OfExperts<'a> {
@@ -537,12 +540,6 @@ pub(crate) struct OfExperts<'a> {
     pub experts: &'a PlacedExperts,
     /// Index in the program's list.
     pub number: usize,
-}
-
-/// A copy from one instance to another.
-struct Hop<'a> {
-    from: &'a Instance,
-    to: &'a Instance,
 }
 
 /// The name of copies in traces.

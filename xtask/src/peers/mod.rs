@@ -29,7 +29,6 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The peers that are there.
 fn peers(options: &Options) -> Result<Vec<Peer>> {
     // All layers on the GPU, where the build has one.
     let all: &[&str] = if options.device.is_some() { &["-ngl", "99"] } else { &[] };
@@ -49,9 +48,7 @@ fn peers(options: &Options) -> Result<Vec<Peer>> {
 /// Another engine, or a way to run it.
 #[derive(Clone, Debug)]
 struct Peer {
-    /// Its name in the table.
     name: &'static str,
-    /// Its `llama-bench`.
     bench: PathBuf,
     /// Its arguments beyond the common ones.
     args: &'static [&'static str],

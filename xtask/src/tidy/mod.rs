@@ -23,7 +23,6 @@ struct Violation {
     path: String,
     /// Line, counted from one.
     line: usize,
-    /// Name of the rule.
     rule: &'static str,
     /// What is wrong and what to do, as a sentence.
     message: String,

@@ -19,7 +19,6 @@ pub struct Module {
     items: BTreeSet<String>,
     /// Names imported by `use`, with their origin.
     imports: BTreeMap<String, Path>,
-    /// Modules imported by globs.
     globs: Vec<Path>,
     /// All paths in code outside tests that begin with `crate`, `self`, `super` or an imported
     /// name, rewritten to begin at `crate`.

@@ -19,7 +19,6 @@ pub struct File {
     pub text: Option<String>,
     /// Whether it is a test, a benchmark or an example.
     pub test: bool,
-    /// The code, if it is Rust.
     code: Option<syn::File>,
 }
 

@@ -48,7 +48,6 @@ pub enum AccessError {
 struct Entry {
     rect: Rect,
     access: Access,
-    /// The ticket of its claim.
     ticket: u64,
 }
 
@@ -87,7 +86,6 @@ impl Open {
 /// Spins before a thread that waits for the lock yields.
 const SPINS: u32 = 64;
 
-/// The lock, held.
 struct Locked<'a>(&'a Table);
 
 impl Drop for Locked<'_> {

@@ -20,7 +20,6 @@ pub(super) struct Choice {
     pub logit: f64,
 }
 
-/// A chain at work.
 #[derive(Debug)]
 pub(super) struct Chained {
     /// The samplers that change something.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::SampleParams;
 
-/// Whether any penalty is on.
 pub(super) fn active(p: &SampleParams) -> bool {
     p.repeat_penalty != 1.0 || p.presence_penalty != 0.0 || p.frequency_penalty != 0.0
 }

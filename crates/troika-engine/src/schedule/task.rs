@@ -25,7 +25,6 @@ pub struct Task {
 }
 
 impl Task {
-    /// Whether it is a host function.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.work, Work::Host(_))
     }

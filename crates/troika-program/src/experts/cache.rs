@@ -351,7 +351,6 @@ impl ExpertSlots {
         self.layers.iter().rposition(|(first, _)| *first <= group)
     }
 
-    /// Notes what was chosen.
     fn note(&mut self, layer: usize, chosen: &[(u32, u32)], tokens: usize) {
         let (first, choices) = &mut self.layers[layer];
         let (first, end) = (*first, *first + choices.experts() as u32);
@@ -393,7 +392,6 @@ impl ExpertSlots {
         }
     }
 
-    /// An empty slot.
     fn free(&self) -> Option<usize> {
         self.held.iter().position(Option::is_none)
     }
@@ -410,7 +408,6 @@ impl ExpertSlots {
         slot(self.residents.next_to_leave(|group| slot(group).is_some())?)
     }
 
-    /// Gives a slot to a group.
     fn take(&mut self, group: u32, slot: usize) {
         if let Some(old) = self.held[slot].replace(group) {
             self.unexpect(old);

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use super::KvCache;
 use super::pages::NodeId;
 
-/// The holders of a page, as found.
 #[derive(Default)]
 struct FoundHolders {
     /// Its index in the tables of the sequences that hold it.

@@ -14,7 +14,6 @@ use std::sync::Arc;
 
 use super::pages::{NodeId, Pages};
 
-/// The key of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PrefixKey {
     /// `None` for the first page of a sequence.
@@ -44,13 +43,10 @@ struct PrefixNode {
 enum EvictionKind {
     /// Has windowed pages that no end needs.
     Passed,
-    /// Has no nodes behind it.
     Leaf,
-    /// Has nodes behind it.
     Branch,
 }
 
-/// The order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct EvictionRank {
     kind: EvictionKind,

@@ -35,12 +35,10 @@ pub struct State {
     /// Tasks of each list in flight, with their device. Entries are reused.
     lists: Vec<Option<(usize, Vec<u32>)>>,
     spare: Vec<Vec<u32>>,
-    /// The progress of each task.
     progress: Vec<Progress>,
     remaining: usize,
 }
 
-/// The progress of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     /// It is in no list.

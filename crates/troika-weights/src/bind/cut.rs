@@ -139,11 +139,9 @@ fn rearranged(
     Ok(CutBytes { dtype, bytes, owned: true })
 }
 
-/// A tile of the selected rows.
 struct RowTile {
     /// Number of selected rows before it.
     first: usize,
-    /// Number of its rows.
     rows: usize,
     /// Number of their columns.
     cols: usize,

@@ -39,7 +39,6 @@ pub(crate) struct ScaledNvfp4 {
 pub(crate) enum Opened<'a> {
     /// Rows in the weight's type.
     Same(WeightData),
-    /// Rows of floats.
     Float(WeightData),
     /// Rows that are multiplied with a number.
     Scaled(&'a ScaledNvfp4),
@@ -86,7 +85,6 @@ impl ValueSource {
     }
 }
 
-/// Some rows of a weight.
 pub(crate) struct WeightRows {
     pub data: WeightData,
     /// The source bytes, if they are contiguous.

@@ -346,7 +346,6 @@ fn file(entry: &DirEntry, kind: CacheKind) -> Option<CacheFile> {
     Some(CacheFile { path, kind, bytes: meta.len(), used })
 }
 
-/// Whether a name is one that files of a kind have.
 fn is_named(name: &str, kind: CacheKind) -> bool {
     let hex = |digits: &str| digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     let hashed = |ending: &str| {

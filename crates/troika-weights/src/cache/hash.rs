@@ -23,7 +23,6 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// Most bytes of a record that is read.
 const MAX_RECORD: u64 = 64 << 10;
 
-/// The hash of some bytes.
 pub(crate) fn of_bytes(bytes: &[u8]) -> blake3::Hash {
     if bytes.len() <= PIECE {
         return blake3::hash(bytes);

@@ -38,7 +38,6 @@ impl PartAt {
     }
 }
 
-/// An expert.
 #[derive(Debug)]
 struct StoredExpert {
     parts: [PartAt; EXPERT_PARTS],
@@ -59,7 +58,6 @@ enum Whereabouts {
     Failed(String),
 }
 
-/// What is known of a layer.
 #[derive(Clone, Debug)]
 struct Layer {
     /// Its number in the model.
@@ -391,7 +389,6 @@ impl State {
     }
 }
 
-/// The experts of a layer in a cache.
 struct LayerExperts {
     cache: Arc<ExpertCache>,
     layer: usize,

@@ -17,7 +17,6 @@ use super::ring::Ring;
 /// Threads that read, where there is no io_uring: as many as keep a disk busy.
 const THREADS: usize = 4;
 
-/// Reads of one file.
 pub(super) struct Reader {
     how: How,
     /// Reads that were begun and are not done.
@@ -123,7 +122,6 @@ struct ReadJob {
     to: Target,
 }
 
-/// Threads that read.
 struct Threads {
     jobs: Option<Sender<ReadJob>>,
     done: Receiver<Done>,

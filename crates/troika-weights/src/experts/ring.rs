@@ -12,7 +12,6 @@ use super::io::{Done, Target};
 /// Reads in the kernel at once.
 const ENTRIES: u32 = 256;
 
-/// A ring on a file.
 pub(super) struct Ring {
     ring: IoUring,
     file: File,

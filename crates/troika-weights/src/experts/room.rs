@@ -2,7 +2,6 @@
 
 use crate::arena::Room;
 
-/// Memory for experts.
 pub(super) struct Rooms {
     budget: u64,
     /// Bytes of all rooms, whether they are free or not.

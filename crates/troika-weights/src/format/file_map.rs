@@ -81,7 +81,6 @@ impl FileMap {
     }
 }
 
-/// Maps a file into memory.
 pub(crate) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
     let io = |e: std::io::Error| io_error(path, &e);
     // Checked before opening: opening a pipe would wait for its writer.

@@ -143,7 +143,6 @@ fn dtype_bits(name: &str) -> Option<usize> {
     })
 }
 
-/// Opens one file.
 pub(crate) fn open(path: &Path) -> Result<MappedFiles, WeightError> {
     let mut all = empty(path);
     add(&mut all, path)?;

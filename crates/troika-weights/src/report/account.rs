@@ -45,7 +45,6 @@ pub(crate) fn is_expert(role: WeightRole) -> bool {
     )
 }
 
-/// The class of a weight.
 pub(crate) fn class_of(role: WeightRole, rows: usize) -> &'static str {
     use WeightRole::*;
     match role {

@@ -30,7 +30,6 @@ impl FormId {
 /// A form; `None` until it is made, and if it is not kept.
 pub(crate) type PackSlot = Arc<Mutex<Option<Packed>>>;
 
-/// All forms of a store.
 #[derive(Default)]
 pub(crate) struct Forms(Mutex<HashMap<FormId, PackSlot>>);
 

@@ -2,6 +2,7 @@
 
 use syn::visit::{self, Visit};
 
+use crate::tidy::source::Words;
 use crate::tidy::{Tree, Violation};
 
 /// What is counted outside tests, and the most that there may be.
@@ -76,9 +77,9 @@ fn option_fields(tree: &Tree) -> [Vec<(&str, usize)>; 2] {
             for field in fields {
                 let line = field.ident.as_ref().map_or(1, |name| name.span().start().line);
                 found.push((*path, line));
-                let mut within = Named(Vec::new());
+                let mut within = Words::default();
                 within.visit_type(&field.ty);
-                for name in within.0 {
+                for (name, _) in within.found {
                     let is_options = ["Options", "Settings", "PlanSource", "NpuNumbers"]
                         .iter()
                         .any(|end| name.ends_with(end));
@@ -91,15 +92,6 @@ fn option_fields(tree: &Tree) -> [Vec<(&str, usize)>; 2] {
         own = own.max(if at == 1 { found.len() } else { 0 });
     }
     [found[..own].to_vec(), found]
-}
-
-/// The names in a type.
-struct Named(Vec<String>);
-
-impl<'ast> Visit<'ast> for Named {
-    fn visit_ident(&mut self, name: &'ast syn::Ident) {
-        self.0.push(name.to_string());
-    }
 }
 
 /// What is found in a file: the number of the limit, and the line.

@@ -11,7 +11,6 @@ mod safety;
 
 use super::{Tree, Violation};
 
-/// A rule: a function from the tree to violations.
 type Rule = fn(&Tree) -> Vec<Violation>;
 
 /// Every rule.

@@ -59,7 +59,6 @@ pub(crate) enum Order {
     Awq = 2,
 }
 
-/// The codes of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Codes {
     pub bytes: WeightBytes,
@@ -134,7 +133,6 @@ impl Codes {
     }
 }
 
-/// The type of a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScaleKind {
     F32,
@@ -206,7 +204,6 @@ impl Grid {
     }
 }
 
-/// Zero points as codes.
 #[derive(Clone, Debug)]
 pub(crate) struct ZeroCodes {
     pub bytes: WeightBytes,

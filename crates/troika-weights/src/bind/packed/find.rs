@@ -80,7 +80,6 @@ struct Parts {
     index: Option<WeightBytes>,
 }
 
-/// A layer that is looked at.
 struct Layer<'a> {
     files: &'a dyn Checkpoint,
     /// What the names of its tensors begin with.

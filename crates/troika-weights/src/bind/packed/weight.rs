@@ -75,7 +75,6 @@ impl PackedWeight {
         Some(())
     }
 
-    /// The group of an input.
     fn group_of(&self, k: usize) -> usize {
         self.index.as_ref().map_or_else(|| k / self.group, |index| codes::word(index, k) as usize)
     }
