@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::error::DeviceError;
 use crate::lock::lock;
-use crate::memory::{AccessError, ReadRows, View, WriteRows};
+use crate::memory::{ReadRows, View, WriteRows};
 
 /// The result of a [`HostTask`], for code that decides what runs next.
 pub type HostData = Box<dyn Any + Send>;
@@ -100,13 +100,20 @@ impl HostTask {
     /// the queue that has reached this task.
     ///
     /// # Errors
-    /// [`AccessError`] for views in use or in a device's memory; the function's error or panic.
+    /// [`DeviceError::Busy`] for views in use or in a device's memory; the function's error or panic.
     pub fn run(&self, device: &str) -> Result<(), DeviceError> {
         *lock(&self.result) = None;
-        let reads = self.reads.iter().map(View::read);
-        let reads = reads.collect::<Result<SmallVec<[ReadRows<'_>; 4]>, AccessError>>()?;
-        let mut writes = claim(&self.writes)?;
-        let data = guarded(device, &self.name, || (self.function)(&reads, &mut writes))?;
+        let reads: SmallVec<[_; 4]> =
+            self.reads.iter().map(View::read).collect::<Result<_, _>>()?;
+        let mut writes: SmallVec<[_; 4]> =
+            self.writes.iter().map(View::write).collect::<Result<_, _>>()?;
+        let function = AssertUnwindSafe(|| (self.function)(&reads, &mut writes));
+        let found = catch_unwind(function).map_err(|payload| {
+            let why = format!("task {} panicked: {}", self.name, panic_message(&*payload));
+            DeviceError::System { device: device.into(), why }
+        })?;
+        let task = || self.name.to_string();
+        let data = found.map_err(|why| DeviceError::Submission { task: task(), why })?;
         *lock(&self.result) = data;
         Ok(())
     }
@@ -123,23 +130,10 @@ impl std::fmt::Debug for HostTask {
     }
 }
 
-fn claim(views: &[View]) -> Result<SmallVec<[WriteRows<'_>; 4]>, AccessError> {
-    views.iter().map(View::write).collect()
-}
-
-/// Runs a function; its errors and panics become errors of the task.
-fn guarded<T>(
-    device: &str,
-    task: &str,
-    function: impl FnOnce() -> Result<T, String>,
-) -> Result<T, DeviceError> {
-    let found = catch_unwind(AssertUnwindSafe(function)).map_err(|payload| {
-        let text = payload.downcast_ref::<&str>().map(|s| (*s).to_string());
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-        let why = format!("task {task} panicked: {}", text.unwrap_or_else(|| "?".into()));
-        DeviceError::System { device: device.into(), why }
-    })?;
-    found.map_err(|why| DeviceError::Submission { task: task.into(), why })
+/// The message of a panic.
+pub fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".into())
 }
 
 #[cfg(test)]

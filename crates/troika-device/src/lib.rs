@@ -37,7 +37,7 @@ pub use experts::{
     EXPERT_PARTS, ExpertBytes, ExpertForecast, ExpertPart, ExpertSource, ExpertsOnDisk,
 };
 pub use forward_batch::{Checkpoint, ForwardBatch, PageTable, PagesView, SeqRows};
-pub use host::{HostData, HostTask};
+pub use host::{HostData, HostTask, panic_message};
 pub use list::ListRunner;
 pub use loader::{LOADER_DEPTH, loader, loader_name};
 pub use lock::lock;

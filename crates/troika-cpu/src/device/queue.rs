@@ -6,14 +6,14 @@ use std::sync::mpsc::SyncSender;
 
 use troika_device::{
     Clock, Completion, DeviceError, DeviceId, Queue, Run, Submission, ThreadQueueOptions, Work,
-    thread_queue,
+    panic_message, thread_queue,
 };
 
 use crate::compile::Loaded;
 use crate::device::executor::Executor;
 use crate::device::options::CpuOptions;
 use crate::machine::Isa;
-use crate::runtime::{Pool, message, pin};
+use crate::runtime::{Pool, pin};
 
 /// The most lists in a queue.
 pub(crate) const QUEUE_DEPTH: usize = 64;
@@ -67,7 +67,7 @@ impl Tasks {
         });
         let run = || self.executor.run(loaded, task, next);
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|e| {
-            let why = format!("{}: {}", loaded.name, message(&*e));
+            let why = format!("{}: {}", loaded.name, panic_message(&*e));
             Err(DeviceError::System { device: self.device.clone(), why })
         })
     }

@@ -8,5 +8,5 @@ pub(crate) mod prefetch;
 pub(crate) use maker::is_intel;
 pub(crate) use memory::{LINE, Lines};
 pub use memory::{PerWorker, SharedMut, SharedRef};
+pub(crate) use pool::pin;
 pub use pool::{Panicked, Pool};
-pub(crate) use pool::{message, pin};

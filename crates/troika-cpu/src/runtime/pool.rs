@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use troika_device::panic_message;
+
 use crate::runtime::prefetch;
 
 /// How long an idle worker spins before it parks.
@@ -135,7 +137,7 @@ impl Pool {
         let shared = &*self.shared;
         if parts <= 1 || self.threads.is_empty() {
             let alone = || (0..parts).for_each(|p| work(0, p));
-            return catch_unwind(AssertUnwindSafe(alone)).map_err(|e| Panicked(message(&*e)));
+            return catch_unwind(AssertUnwindSafe(alone)).map_err(|e| Panicked(panic_message(&*e)));
         }
         // SAFETY: only the lifetime changes. The reference is used by workers between joining
         // and leaving, and this function does not return before they have left (no unwinding
@@ -193,7 +195,7 @@ impl Shared {
         if let Err(e) = catch_unwind(AssertUnwindSafe(take)) {
             self.next.store(parts, Ordering::Relaxed);
             if let Ok(mut p) = self.panic.lock() {
-                p.get_or_insert_with(|| message(&*e));
+                p.get_or_insert_with(|| panic_message(&*e));
             }
             self.panicked.store(true, Ordering::SeqCst);
         }
@@ -315,12 +317,6 @@ fn spin_until(done: impl Fn() -> bool) -> bool {
             return false;
         }
     }
-}
-
-/// The message of a panic.
-pub(crate) fn message(payload: &(dyn std::any::Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_string());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".into())
 }
 
 /// Pins the calling thread to a core; does nothing where the system cannot or refuses.

@@ -172,12 +172,7 @@ pub(crate) fn convert(
     data: WeightData,
     float: FloatType,
 ) -> Result<(WeightData, bool), OutOfMemory> {
-    let dtype = match float {
-        FloatType::Auto => return Ok((data, false)),
-        FloatType::F32 => DType::F32,
-        FloatType::F16 => DType::F16,
-        FloatType::BF16 => DType::BF16,
-    };
+    let Some(dtype) = float.dtype() else { return Ok((data, false)) };
     let (row_bytes, to_bytes) = match (data.dtype.row_bytes(data.cols), dtype.row_bytes(data.cols))
     {
         (Some(from @ 1..), Some(to)) => (from, to),

@@ -247,12 +247,7 @@ impl Binder<'_> {
     fn unpack(&self, need: WeightRequirement, found: FoundPacked) -> Bound {
         let FoundPacked { mut weight, mut dtype, tensor } = found;
         if let Rounding::Values(to) = &mut weight.rounding {
-            let float = match self.options.float {
-                FloatType::Auto => *to,
-                FloatType::F32 => DType::F32,
-                FloatType::F16 => DType::F16,
-                FloatType::BF16 => DType::BF16,
-            };
+            let float = self.options.float.dtype().unwrap_or(*to);
             *to = self.options.quant.target(&need, float).unwrap_or(float);
             dtype = *to;
         }

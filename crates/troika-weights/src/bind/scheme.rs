@@ -17,6 +17,18 @@ pub enum FloatType {
     BF16,
 }
 
+impl FloatType {
+    /// `None`: that of the file.
+    pub(crate) fn dtype(self) -> Option<DType> {
+        match self {
+            FloatType::Auto => None,
+            FloatType::F32 => Some(DType::F32),
+            FloatType::F16 => Some(DType::F16),
+            FloatType::BF16 => Some(DType::BF16),
+        }
+    }
+}
+
 /// Quantization of float weights at load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Quant {

@@ -106,10 +106,7 @@ impl Opened<'_> {
     /// Some rows in the weight's type. `None` if the bytes do not match the shape, or there is no
     /// memory for a copy.
     pub fn rows(&self, shape: WeightShape, rows: Range<usize>) -> Option<WeightRows> {
-        let part = |data: &WeightData| {
-            let row = data.dtype.row_bytes(data.cols)?;
-            data.bytes.slice(rows.start.checked_mul(row)?..rows.end.checked_mul(row)?)
-        };
+        let part = |data: &WeightData| Some(data.rows(rows.clone())?.bytes);
         let all = WeightShape { rows: rows.len(), ..shape };
         match self {
             Opened::Same(data) => {
