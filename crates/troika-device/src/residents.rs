@@ -94,7 +94,6 @@ struct Known {
     last: f64,
     /// Its place in the order of events.
     event: u64,
-    /// Whether it is in memory.
     resident: bool,
     /// Whether it took another's place and was not used since.
     newcomer: bool,

@@ -182,7 +182,6 @@ struct Cores {
     /// `None` before the first look; nothing in it if the system tells nothing.
     told: Option<Option<File>>,
     looked_at: Duration,
-    /// Nanoseconds without a core.
     without_ns: u64,
     busy: bool,
 }

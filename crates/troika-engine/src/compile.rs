@@ -149,7 +149,6 @@ struct Compiling<'a> {
     with: &'a CompileWith<'a>,
     /// Codes to make plus graphs to load.
     steps: usize,
-    /// The deadline.
     until: Option<Duration>,
     /// Finished steps.
     done: Mutex<usize>,

@@ -90,7 +90,6 @@ impl Rules {
     }
 }
 
-/// All open sequences.
 pub(crate) struct Sequences {
     pub rules: Rules,
     pub all: HashMap<SeqId, Sequence>,

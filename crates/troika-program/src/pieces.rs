@@ -78,7 +78,6 @@ pub(crate) struct AroundExperts {
     pub after: Option<PlacedGraph>,
 }
 
-/// Cuts a graph around its experts.
 pub(crate) fn around_experts(
     whole: &PlacedGraph,
     values: &mut Vec<Between>,

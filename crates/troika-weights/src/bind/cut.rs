@@ -143,7 +143,6 @@ struct RowTile {
     /// Number of selected rows before it.
     first: usize,
     rows: usize,
-    /// Number of their columns.
     cols: usize,
     /// Number of all selected rows.
     taken: usize,

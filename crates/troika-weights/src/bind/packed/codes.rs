@@ -23,7 +23,6 @@ pub(crate) enum Number {
     E2M1 = 3,
 }
 
-/// The numbers of all codes.
 pub(crate) struct Levels(pub [f32; 256]);
 
 impl Number {
