@@ -1,5 +1,7 @@
 //! Why a GPU cannot be opened, and how drivers' messages are read.
 
+use std::fmt::Display;
+
 pub(crate) use troika_device::lock as locked;
 
 /// The step on the way to an open GPU that failed.
