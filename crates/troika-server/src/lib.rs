@@ -22,6 +22,7 @@ mod models;
 mod open_model;
 mod options;
 mod page;
+mod power;
 mod problem;
 mod queue;
 mod record;

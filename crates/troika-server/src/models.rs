@@ -1,5 +1,7 @@
 //! The models on offer: opened when they are asked for, closed when nobody uses them.
 
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -10,6 +12,7 @@ use crate::ids;
 use crate::metrics::Metrics;
 use crate::open_model::{InUse, OpenModel};
 use crate::options::{Log, ModelOffer, ServerOptions};
+use crate::power::PowerSource;
 use crate::problem::Problem;
 
 /// The longest wait for room, so that any time may be given.
@@ -35,6 +38,8 @@ struct OfferedModel {
     /// When its files were changed, since 1970; of others when the server began.
     modified: Duration,
     state: Mutex<ModelState>,
+    /// Whether it was last opened by its plan for batteries.
+    on_battery: AtomicBool,
 }
 
 impl OfferedModel {
@@ -97,6 +102,7 @@ pub struct Models {
     metrics: Arc<Metrics>,
     began: Instant,
     note: Log,
+    power: PowerSource,
     /// Held while one is opened: two must not count on the same memory.
     making_room: Arc<tokio::sync::Mutex<()>>,
     /// Held by requests that wait until models in use leave room: others come after them.
@@ -117,7 +123,8 @@ impl Models {
             let modified = modified.unwrap_or_else(ids::since_1970);
             // The first one is opened at once.
             let state = if index == 0 { ModelState::Loading } else { ModelState::Closed };
-            Arc::new(OfferedModel { offer: offer.clone(), modified, state: Mutex::new(state) })
+            let (offer, state) = (offer.clone(), Mutex::new(state));
+            Arc::new(OfferedModel { offer, modified, state, on_battery: AtomicBool::default() })
         };
         Models {
             offered: options.models.iter().enumerate().map(model).collect(),
@@ -125,6 +132,7 @@ impl Models {
             metrics,
             began: Instant::now(),
             note: options.note.clone(),
+            power: PowerSource::new(options.sys.clone()),
             making_room: Arc::default(),
             waiting: Arc::default(),
             patience: options.timeout,
@@ -165,12 +173,16 @@ impl Models {
     async fn get_open(self: &Arc<Self>, model: &Arc<OfferedModel>) -> Result<InUse, Problem> {
         let by = Instant::now() + self.patience.min(LONGEST_WAIT);
         if Arc::strong_count(&self.waiting) == 1
+            && !self.is_outdated(model)
             && let Some(open) = model.open()
         {
             return Ok(open);
         }
         let making = self.making_room.clone().lock_owned().await;
-        // Somebody else may have opened it meanwhile.
+        if self.is_outdated(model) {
+            self.close_silently(model).await;
+        }
+        // Somebody else may have opened it meanwhile, or still use it by the plan before.
         if let Some(open) = model.open() {
             return Ok(open);
         }
@@ -205,9 +217,9 @@ impl Models {
 
     async fn open(&self, model: &Arc<OfferedModel>, room: Option<u64>) -> Result<InUse, Problem> {
         let before = std::mem::replace(&mut *model.state(), ModelState::Loading);
-        let (of, metrics, began) = (model.clone(), self.metrics.clone(), self.began);
+        let (of, metrics, began) = (self.offer_now(model), self.metrics.clone(), self.began);
         let opened =
-            tokio::task::spawn_blocking(move || OpenModel::open(&of.offer, room, &metrics, began));
+            tokio::task::spawn_blocking(move || OpenModel::open(&of, room, &metrics, began));
         let opened = opened.await.unwrap_or_else(|_| Err("opening it gave up".into()));
         match opened {
             Ok(host) => {
@@ -235,6 +247,31 @@ impl Models {
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, message))
             }
         }
+    }
+
+    /// Whether a model's plan for batteries counts now.
+    fn on_battery(&self, model: &OfferedModel) -> bool {
+        model.offer.battery_plan.is_some() && self.power.on_battery()
+    }
+
+    /// Whether a model that nobody uses is open by a plan that no longer counts.
+    fn is_outdated(&self, model: &OfferedModel) -> bool {
+        let is_idle = matches!(&*model.state(), ModelState::Open(host) if host.idle().is_some());
+        is_idle && self.on_battery(model) != model.on_battery.load(Ordering::Relaxed)
+    }
+
+    /// The offer with the plan that counts now. One other than before is told.
+    fn offer_now(&self, model: &OfferedModel) -> ModelOffer {
+        let (mut offer, on_battery) = (model.offer.clone(), self.on_battery(model));
+        if let Some(plan) = offer.battery_plan.take().filter(|_| on_battery) {
+            offer.options.plan = plan;
+        }
+        if model.on_battery.swap(on_battery, Ordering::Relaxed) != on_battery {
+            let fed = if on_battery { "battery" } else { "mains" };
+            let file = offer.options.plan.file().unwrap_or(Path::new("of its options"));
+            (self.note)(&format!("on {fed}: plan {}", file.display()));
+        }
+        offer
     }
 
     /// Makes room: open models give back what they keep for later, then those are closed that nobody
@@ -291,11 +328,18 @@ impl Models {
     }
 
     async fn close(&self, model: &OfferedModel) {
-        let Some(host) = model.close() else { return };
+        if self.close_silently(model).await {
+            (self.note)(&format!("closed {}: nobody uses it", model.offer.name));
+        }
+    }
+
+    /// Closes a model if nobody uses it, and returns whether it did.
+    async fn close_silently(&self, model: &OfferedModel) -> bool {
+        let Some(host) = model.close() else { return false };
         self.metrics.closed(&host.name);
-        (self.note)(&format!("closed {}: nobody uses it", host.name));
         // It waits for the model's thread.
         let _ = tokio::task::spawn_blocking(move || drop(host)).await;
+        true
     }
 
     /// Closes the models that nobody has used for so long, or for as long as a client has said.
@@ -337,5 +381,89 @@ impl Models {
     /// The bytes of all open models.
     pub fn bytes(&self) -> u64 {
         self.offered.iter().map(|p| p.bytes()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::path::PathBuf;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use troika::{OpenOptions, PlanSource, Source, make_plan};
+
+    use super::Models;
+    use crate::options::{Log, ModelOffer, ServerOptions};
+
+    /// A plan of the built-in model for a context of its own, by which it is known.
+    fn plan(context: usize, file: &str) -> PlanSource {
+        let options = OpenOptions { context: Some(context), ..OpenOptions::default() };
+        let plan = Box::new(make_plan(Source::BuiltIn, &options).unwrap().plan);
+        PlanSource::Given { plan, file: Some(file.into()) }
+    }
+
+    fn options(sys: PathBuf, note: Log) -> ServerOptions {
+        let offer = ModelOffer {
+            name: "built-in".into(),
+            aliases: Vec::new(),
+            any_name: true,
+            source: Source::BuiltIn,
+            options: OpenOptions { plan: plan(64, "gpu.json"), ..OpenOptions::default() },
+            battery_plan: Some(plan(128, "npu.json")),
+            chat_helper: None,
+            bytes: 0,
+        };
+        ServerOptions {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            keys: Vec::new(),
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            models: vec![offer],
+            parallel: 1,
+            pooling: None,
+            queue: 1,
+            most_urgent: 0,
+            body_bytes: 1,
+            max_tokens: None,
+            timeout: Duration::from_secs(60),
+            keep_alive: None,
+            memory: None,
+            grace: Duration::ZERO,
+            sys: Some(sys),
+            note,
+            requests: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_idle_model_follows_what_feeds_the_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let battery = dir.path().join("class/power_supply/BAT0");
+        std::fs::create_dir_all(&battery).unwrap();
+        std::fs::write(battery.join("type"), "Battery\n").unwrap();
+        let is = |status| std::fs::write(battery.join("status"), status).unwrap();
+        is("Full\n");
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        let tell = told.clone();
+        let note = move |text: &str| tell.lock().unwrap().push(text.into());
+        let options = options(dir.path().into(), Arc::new(note));
+        let mut models = Models::new(&options, Arc::default());
+        models.power.every = Duration::ZERO;
+        let models = Arc::new(models);
+        let first = models.get(None).await.unwrap();
+        assert_eq!(first.model.context(), 64);
+        is("Discharging\n");
+        // As long as one is under way, others go on with it.
+        let beside = models.get(None).await.unwrap();
+        assert!(std::ptr::eq(&*beside, &*first));
+        drop((first, beside));
+        assert_eq!(models.get(None).await.unwrap().model.context(), 128);
+        assert_eq!(models.get(None).await.unwrap().model.context(), 128);
+        is("Charging\n");
+        assert_eq!(models.get(None).await.unwrap().model.context(), 64);
+        let mut told = std::mem::take(&mut *told.lock().unwrap());
+        told.retain(|line| !line.starts_with("warning"));
+        assert_eq!(told, ["on battery: plan npu.json", "on mains: plan gpu.json"]);
     }
 }

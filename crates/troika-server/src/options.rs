@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use troika::model::chat::HelperCommand;
-use troika::{OpenOptions, Pooling, Source};
+use troika::{OpenOptions, PlanSource, Pooling, Source};
 
 /// A model on offer.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub struct ModelOffer {
     pub source: Source,
     /// How to open it.
     pub options: OpenOptions,
+    /// The plan in place of theirs while a battery feeds the machine; `None`: theirs always.
+    pub battery_plan: Option<PlanSource>,
     /// How to start a process that renders its chat template; `None`: this process does.
     pub chat_helper: Option<HelperCommand>,
     /// Bytes of its files: what it is expected to need before it is open.
@@ -63,7 +65,7 @@ pub struct ServerOptions {
     pub memory: Option<u64>,
     /// How long answers may take to end when the server is stopped.
     pub grace: Duration,
-    /// The folder with the machine's energy counters, such as `/sys`.
+    /// The folder with the machine's energy counters and batteries, such as `/sys`.
     pub sys: Option<PathBuf>,
     /// Tells what the server does.
     pub note: Log,

@@ -209,7 +209,7 @@ impl PlanSource {
     }
 
     /// The file of a given plan.
-    pub(crate) fn file(&self) -> Option<&Path> {
+    pub fn file(&self) -> Option<&Path> {
         if let PlanSource::Given { file, .. } = self { file.as_deref() } else { None }
     }
 }

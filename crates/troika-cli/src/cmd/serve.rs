@@ -21,7 +21,8 @@ use crate::{output, resolve};
 /// A model that is not there, an address that cannot be listened at, or answers that were cut off.
 pub fn run(args: &ServeArgs) -> Result<(), CliError> {
     let mut options = open_options(&args.open, Tracer::off())?;
-    args.plan.apply(&mut options, None)?;
+    // The server itself looks for what feeds the machine.
+    args.plan.apply_on_mains(&mut options, None)?;
     options.devices.auto = args.open.compute.placement.auto_or_open(&args.open.compute.quant);
     options.sharing = args.sharing.sharing(args.parallel);
     let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
@@ -103,6 +104,7 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
     for ((name, _), alias) in sources.iter_mut().zip(&args.aliases) {
         name.clone_from(alias);
     }
+    let battery_plan = args.plan.for_battery()?;
     let mut offers: Vec<ModelOffer> = Vec::new();
     for (name, source) in sources {
         if offers.iter().any(|o| o.name == name) {
@@ -121,6 +123,7 @@ fn offers(args: &ServeArgs, options: &OpenOptions) -> Result<Vec<ModelOffer>, Cl
             any_name: models == 1 && !args.strict_model,
             source,
             options: options.clone(),
+            battery_plan: battery_plan.clone(),
             chat_helper: chat_helper(),
             bytes,
         });

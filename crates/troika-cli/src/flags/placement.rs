@@ -198,7 +198,8 @@ pub struct PlanFileArgs {
     pub plan: Option<PathBuf>,
     /// Run by this plan instead where a battery feeds the machine when the command starts
     ///
-    /// Tokens may be others: each device rounds in its own way.
+    /// A server goes on looking: a request that finds the model idle gets the plan that counts by
+    /// then. Tokens may be others: each device rounds in its own way.
     #[arg(long, value_name = "FILE", requires = "plan", env = "TROIKA_BATTERY_PLAN")]
     pub battery_plan: Option<PathBuf>,
     /// Go on with other devices, instead of failing
@@ -330,8 +331,23 @@ impl PlacementArgs {
 }
 
 impl PlanFileArgs {
-    /// Sets the plan from the file, and what ends compiling.
+    /// Sets the plan that counts now from its file, and what ends compiling.
     pub fn apply(
+        &self,
+        options: &mut OpenOptions,
+        until: Option<&Interrupt>,
+    ) -> Result<(), CliError> {
+        self.apply_on_mains(options, until)?;
+        let of_battery = self.battery_plan.as_ref().filter(|_| on_battery(Path::new("/sys")));
+        if let Some(file) = of_battery {
+            output::note_line(&format!("on battery: plan {}", file.display()));
+            options.plan = given(file)?;
+        }
+        Ok(())
+    }
+
+    /// The same where no battery feeds the machine.
+    pub fn apply_on_mains(
         &self,
         options: &mut OpenOptions,
         until: Option<&Interrupt>,
@@ -343,15 +359,21 @@ impl PlanFileArgs {
         (bars.cancel, bars.limit) = (cancel, limit);
         options.observer = Some(Arc::new(bars));
         options.fallback = self.fallback;
-        let of_battery = self.battery_plan.as_ref().filter(|_| on_battery(Path::new("/sys")));
-        if let Some(file) = of_battery {
-            output::note_line(&format!("on battery: plan {}", file.display()));
+        if let Some(file) = &self.plan {
+            options.plan = given(file)?;
         }
-        let Some(file) = of_battery.or(self.plan.as_ref()) else { return Ok(()) };
-        let (plan, file) = (Box::new(read_plan(file)?), Some(file.clone()));
-        options.plan = PlanSource::Given { plan, file };
         Ok(())
     }
+
+    /// The plan for batteries.
+    pub fn for_battery(&self) -> Result<Option<PlanSource>, CliError> {
+        self.battery_plan.as_deref().map(given).transpose()
+    }
+}
+
+fn given(file: &Path) -> Result<PlanSource, CliError> {
+    let (plan, file) = (Box::new(read_plan(file)?), Some(file.to_path_buf()));
+    Ok(PlanSource::Given { plan, file })
 }
 
 /// A plan file.
