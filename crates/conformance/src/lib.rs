@@ -2,5 +2,4 @@
 
 pub mod engines;
 pub mod golden;
-pub mod setup;
 pub mod suite;

@@ -4,12 +4,14 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conformance::engines::{EngineOptions, engine};
-use conformance::setup::{
+use setup::{
     TWO_PROCESSORS, best, described, feed, in_f32, logits_of, plan_of, processors, some_tokens,
 };
 use troika::device::{Clock, CommandList, Device, DeviceError, Work};

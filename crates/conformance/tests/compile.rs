@@ -2,13 +2,15 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use conformance::engines::{self, EngineOptions};
-use conformance::setup::{
+use setup::{
     cpu, described, feed, golden_dir, in_f32, odd_text, on, plan_of, processors, written_spec,
 };
 use troika::device::{

@@ -2,7 +2,9 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use conformance::setup::{golden_dir, on, virtual_spec};
+mod setup;
+
+use setup::{golden_dir, on, virtual_spec};
 use troika::engine::{SequenceInput, WantedLogits};
 use troika::plan::{Phase, Strategy};
 use troika::program::{CopyCount, PhaseCopies};

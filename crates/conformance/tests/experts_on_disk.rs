@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod setup;
+
 use std::path::Path;
 
-use conformance::setup::{golden_dir, on, root, session_bits};
+use setup::{golden_dir, on, root, session_bits};
 use troika::engine::WantedLogits;
 use troika::plan::Strategy;
 use troika::weights::{CacheFolder, FloatType, Quant};

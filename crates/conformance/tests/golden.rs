@@ -2,13 +2,15 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
+
 use std::path::Path;
 
 use conformance::golden::{
     PlanChange, REFERENCE_TOLERANCE, Report, all_logits, check_with, find, read_golden,
     relative_error, relative_rms,
 };
-use conformance::setup::{case, on, root, virtual_spec};
+use setup::{case, on, root, virtual_spec};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
 use troika::plan::Strategy;

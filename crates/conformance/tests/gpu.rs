@@ -6,6 +6,7 @@
 #[path = "../../troika-gpu/tests/common/needed.rs"]
 mod needed;
 
+mod setup;
 mod verdicts;
 
 use std::process::Command;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 
 use conformance::engines::{EngineOptions, engine};
 use conformance::golden::{all_logits, find, greedy, read_golden, relative_error, relative_rms};
-use conformance::setup::{golden_dir, in_f32, npu_settings, on, plan_of, root, segment_cases};
 use conformance::suite::{Exclusion, run_suite};
+use setup::{golden_dir, in_f32, npu_settings, on, plan_of, root, segment_cases};
 use troika::device::{Device, SpaceId};
 use troika::engine::sample::SampleParams;
 use troika::engine::{Admission, Event, Next, SequenceInput, Sharing, WantedLogits};

@@ -7,11 +7,12 @@
 mod needed;
 #[path = "../../troika-gpu/tests/common/open.rs"]
 mod open;
+mod setup;
 
 use std::sync::Arc;
 
 use conformance::golden::greedy;
-use conformance::setup::{Told, golden, golden_dir, on};
+use setup::{Told, golden, golden_dir, on};
 use troika::device::Device;
 use troika::graph::DType;
 use troika::model::chat::HelperCommand;

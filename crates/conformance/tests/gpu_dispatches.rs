@@ -2,12 +2,14 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use conformance::golden::find;
-use conformance::setup::root;
 use conformance::suite::model_cases;
+use setup::root;
 use troika_gpu::kernels_of;
 
 /// The most dispatches of a layer in decoding.

@@ -7,13 +7,14 @@
 mod needed;
 #[path = "../../troika-gpu/tests/common/open.rs"]
 mod open;
+mod setup;
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use conformance::golden::{greedy, greedy_request};
-use conformance::setup::{Told, described, golden, golden_dir, on};
+use setup::{Told, described, golden, golden_dir, on};
 use troika::device::Device;
 use troika::engine::Sharing;
 use troika::plan::Strategy;

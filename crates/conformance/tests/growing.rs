@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod setup;
+
 use std::sync::Arc;
 
-use conformance::setup::{cpu, processors};
+use setup::{cpu, processors};
 use troika::device::{
     Bindings, Buffer, Clock, Device, HostTask, RealClock, Run, View, Weights, Work,
 };

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod setup;
+
 use std::sync::{Arc, Mutex};
 
 use conformance::golden::greedy_request;
-use conformance::setup::{Told, cpu, described};
+use setup::{Told, cpu, described};
 use troika::device::{Device, DeviceError};
 use troika::engine::Sharing;
 use troika::weights::FloatType;

@@ -2,10 +2,12 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::path::{Path, PathBuf};
 
 use conformance::golden::{greedy, greedy_request};
-use conformance::setup::{golden_dir, root, session_bits};
+use setup::{golden_dir, root, session_bits};
 use troika::engine::Sharing;
 use troika::weights::{BindOptions, FloatType, Quant};
 use troika::{DeviceOptions, Error, MemoryLimits, Model, OpenOptions, describe};

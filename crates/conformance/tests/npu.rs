@@ -3,6 +3,7 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
 mod verdicts;
 
 use std::path::PathBuf;
@@ -11,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conformance::golden::{all_logits, find, open_changed, read_golden, relative_error};
-use conformance::setup::{all_cases, golden, golden_dir, npu_settings, on, root};
 use conformance::suite::{Exclusion, run_suite};
 use half::f16;
+use setup::{all_cases, golden, golden_dir, npu_settings, on, root};
 use troika::device::{
     Bindings, Buffer, CommandList, CompileRequest, CompileResults, Device, DeviceError,
     ForwardBatch, PackFn, PackLayout, Packed, RealClock, Run, Submission, View, WeightBytes,

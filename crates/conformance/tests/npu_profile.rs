@@ -3,12 +3,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod setup;
+
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use conformance::golden::all_logits;
-use conformance::setup::{golden, golden_dir, npu_settings, on};
 use serde_json::Value;
+use setup::{golden, golden_dir, npu_settings, on};
 use troika::npu::{Profiling, ProfilingLevel};
 use troika::trace::{EXECUTION, TraceReport, Tracer, read_chrome};
 use troika::weights::FloatType;

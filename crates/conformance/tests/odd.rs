@@ -3,10 +3,12 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::path::PathBuf;
 
 use conformance::golden::{REFERENCE_TOLERANCE, check, check_with};
-use conformance::setup::{case, odd_text, on, root, virtual_spec, written_spec};
+use setup::{case, odd_text, on, root, virtual_spec, written_spec};
 use troika::graph::DType;
 use troika::plan::{Plan, Strategy};
 use troika::{Model, OpenOptions, make_plan};

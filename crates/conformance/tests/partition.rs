@@ -3,13 +3,15 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use conformance::golden::find;
-use conformance::setup::root;
+use setup::root;
 use troika::describe;
 use troika::device::{
     Bindings, Buffer, CommandList, Completion, Device, Executable, ForwardBatch, PageTable, Queue,

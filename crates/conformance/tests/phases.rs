@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod setup;
+
 use std::time::Duration;
 
 use conformance::golden::greedy_request as greedy;
-use conformance::setup::{TWO_PROCESSORS, golden_dir};
+use setup::{TWO_PROCESSORS, golden_dir};
 use troika::engine::Sharing;
 use troika::plan::Strategy;
 use troika::weights::FloatType;

@@ -2,11 +2,13 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use conformance::engines::{self, EngineOptions};
-use conformance::setup::{cpu, described, golden, golden_dir, in_f32, plan_of};
+use setup::{cpu, described, golden, golden_dir, in_f32, plan_of};
 use troika::device::{Device, Waiting};
 use troika::engine::{Engine, EngineError, SeqId, SequenceInput, Sharing, WantedLogits};
 use troika::graph::{ActivationFormat, DType};

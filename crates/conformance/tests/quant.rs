@@ -2,12 +2,14 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use conformance::golden::{all_logits, relative_rms};
-use conformance::setup::root;
+use setup::root;
 use troika::graph::DType;
 use troika::model::spec::{Key, WeightRole};
 use troika::weights::{CacheFolder, FloatType, Quant};

@@ -3,6 +3,8 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -10,7 +12,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, Weak};
 
 use conformance::engines::{self, EngineOptions};
-use conformance::setup::{best, feed, golden, golden_dir, in_f32, some_tokens};
+use setup::{best, feed, golden, golden_dir, in_f32, some_tokens};
 use troika::describe;
 use troika::device::{
     Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device, DeviceError,

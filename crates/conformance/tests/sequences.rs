@@ -4,12 +4,14 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
+
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use conformance::engines::{self, EngineOptions};
-use conformance::setup::{self, cpu, in_f32, plan_of, root, some_tokens};
+use setup::{cpu, in_f32, plan_of, root, some_tokens};
 use troika::device::Device;
 use troika::engine::{
     Admission, Engine, EngineError, EngineHandle, Event, KvError, Next, SeqId, SequenceInput,

@@ -2,6 +2,8 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +14,7 @@ use std::thread::{scope, sleep};
 use std::time::Duration;
 
 use conformance::golden::greedy_request as greedy;
-use conformance::setup::{golden_dir, root, some_tokens};
+use setup::{golden_dir, root, some_tokens};
 use troika::engine::sample::{Constraint, SampleError};
 use troika::engine::{EngineError, KvError, SequenceInput, Sharing, WantedLogits};
 use troika::graph::DType;

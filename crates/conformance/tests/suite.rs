@@ -3,10 +3,12 @@
 
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
+mod setup;
+
 use std::sync::Arc;
 
-use conformance::setup::{all_cases, on, root, spec_without_numerics};
 use conformance::suite::{Exclusion, SuiteReport, run_suite};
+use setup::{all_cases, on, root, spec_without_numerics};
 use troika::device::Device;
 use troika::graph::Op;
 use troika::open_devices;

@@ -5,6 +5,8 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +15,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use conformance::golden::greedy_request as greedy;
-use conformance::setup::{golden_dir, on};
+use setup::{golden_dir, on};
 use troika::engine::{EngineError, KvError, Sharing, WantedLogits};
 use troika::graph::DType;
 use troika::plan::Strategy;

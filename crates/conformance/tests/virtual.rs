@@ -2,10 +2,12 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
+mod setup;
+
 use std::time::Duration;
 
 use conformance::golden::{REFERENCE_TOLERANCE, all_logits, check_with, open_changed};
-use conformance::setup::{
+use setup::{
     case, golden, golden_dir, odd_text, on, spec_without_numerics, virtual_spec, written_spec,
 };
 use troika::engine::{EngineError, SequenceInput, WantedLogits};

@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod setup;
+
 use std::path::Path;
 
 use conformance::golden::{all_logits, relative_error};
-use conformance::setup::root;
+use setup::root;
 use troika::graph::{ActivationFormat, DType, Op, blocks};
 use troika::model::spec::{Key, WeightRole};
 use troika::weights::{FloatType, GgufTensor, parse_gguf};

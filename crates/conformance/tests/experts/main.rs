@@ -4,13 +4,15 @@
 #![allow(clippy::panic, clippy::print_stdout, clippy::unwrap_used)]
 
 mod cached;
+#[path = "../setup/mod.rs"]
+mod setup;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use conformance::engines::{self, EngineOptions};
 use conformance::golden::relative_error;
-use conformance::setup::{
+use setup::{
     cpu, described, golden, golden_dir, in_f32, logits_of, npu_settings, on, plan_of, processors,
 };
 use troika::device::{Clock, Device};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use conformance::setup::root;
+use crate::setup::root;
 use troika::device::Device;
 use troika::engine::examine;
 use troika::graph::DType;

@@ -1,6 +1,6 @@
 //! What tests set up alike: models, devices, plans and requests.
 
-#![allow(clippy::unwrap_used, reason = "only tests set up by it")]
+#![allow(dead_code, reason = "each test uses some of it")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ use troika_device::Device;
 use troika_graph::DType;
 use troika_sim::{Board, Soc, VirtualClock, VirtualDevice};
 
-use crate::golden::{Case, Golden, bits, read_golden};
-use crate::suite::model_cases;
+use conformance::golden::{Case, Golden, bits, read_golden};
+use conformance::suite::model_cases;
 
 /// A path within the repository.
 pub fn root(path: &str) -> PathBuf {
