@@ -1,5 +1,4 @@
 //! Conformance of devices and models, as a library for the project's own tests.
 
-pub mod engines;
 pub mod golden;
 pub mod suite;

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use conformance::engines::{EngineOptions, engine};
+use setup::engines::{EngineOptions, engine};
 use setup::{
     TWO_PROCESSORS, best, described, feed, in_f32, logits_of, plan_of, processors, some_tokens,
 };

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use conformance::engines::{self, EngineOptions};
+use setup::engines::{self, EngineOptions};
 use setup::{
     cpu, described, feed, golden_dir, in_f32, odd_text, on, plan_of, processors, written_spec,
 };

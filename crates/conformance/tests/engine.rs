@@ -6,8 +6,8 @@ mod setup;
 
 use std::sync::Arc;
 
-use conformance::engines::{self, EngineOptions};
 use conformance::golden::{all_logits, greedy, greedy_request, relative_error};
+use setup::engines::{self, EngineOptions};
 use setup::{cpu, described, golden, golden_dir, in_f32, logits_of, plan_of};
 use troika::device::{
     Device, DeviceError, PackFn, PackLayout, Packed, WeightBytes, WeightData, WeightSource,

@@ -7,7 +7,7 @@ mod setup;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use conformance::engines::{self, EngineOptions};
+use setup::engines::{self, EngineOptions};
 use setup::{cpu, described, golden, golden_dir, in_f32, plan_of};
 use troika::device::{Device, Waiting};
 use troika::engine::{Engine, EngineError, SeqId, SequenceInput, Sharing, WantedLogits};

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, Weak};
 
-use conformance::engines::{self, EngineOptions};
+use setup::engines::{self, EngineOptions};
 use setup::{best, feed, golden, golden_dir, in_f32, some_tokens};
 use troika::describe;
 use troika::device::{

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
-use conformance::engines::{self, EngineOptions};
+use setup::engines::{self, EngineOptions};
 use setup::{cpu, in_f32, plan_of, root, some_tokens};
 use troika::device::Device;
 use troika::engine::{

@@ -8,8 +8,8 @@ mod setup;
 
 use std::sync::{Arc, Mutex};
 
-use conformance::engines::{EngineOptions, engine};
 use conformance::golden::bits;
+use setup::engines::{EngineOptions, engine};
 use setup::{TWO_PROCESSORS, described, in_f32, plan_of, processors, some_tokens};
 use troika::device::{Device, Work};
 use troika::engine::{Admission, Engine, Event, Next, SeqId, SequenceInput, Sharing, WantedLogits};

@@ -10,8 +10,8 @@ mod setup;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conformance::engines::{self, EngineOptions};
 use conformance::golden::relative_error;
+use setup::engines::{self, EngineOptions};
 use setup::{
     cpu, described, golden, golden_dir, in_f32, logits_of, npu_settings, on, plan_of, processors,
 };
