@@ -92,8 +92,7 @@ fn of_lab(error: &LabError) -> u8 {
     use LabError as E;
     match error {
         E::Soc(SocError::Unknown { .. } | SocError::Processor { .. }) => 2,
-        E::Processor { .. } | E::NoFrames(_) | E::Tokens { .. } => 2,
-        E::NoPreset { .. } | E::NoPresetType { .. } => 2,
+        E::Asked(_) => 2,
         E::Other(e) => of_library(e),
         _ => 1,
     }

@@ -65,7 +65,8 @@ impl Ablation {
         exchange: Option<Vec<WeightRole>>,
     ) -> Result<Vec<Step>, LabError> {
         let [_, second, ..] = &options.devices.devices[..] else {
-            return Err(LabError::Ablation("two devices, as in --device npu,cpu"));
+            let why = "the ablation needs two devices, as in --device npu,cpu";
+            return Err(LabError::Impossible(why.into()));
         };
         let mut base = OpenOptions {
             plan: PlanSource::Strategy,
@@ -148,7 +149,8 @@ impl Ablation {
 fn llm_npu(base: OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
     let mut groups = base.clone();
     let NpuNumbers::Calibrated(numbers) = &mut groups.npu_numbers else {
-        return Err(LabError::Ablation("a calibration (--calibration)"));
+        let why = "the ablation needs a calibration (--calibration)";
+        return Err(LabError::Impossible(why.into()));
     };
     numbers.groups = true;
     numbers.outliers = Outliers { scales: ScaleOrigin::Static, pruned: 1.0 };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use troika::{BoundModel, Error, Model, OpenOptions, Source, free_memory};
-use troika_device::read_text;
+use troika_device::{read_text, size, size_needed};
 use troika_graph::DType;
 use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
@@ -67,7 +67,11 @@ impl Subject {
         if with_values && devices.iter().any(|d| d.caps().computes()) {
             let bytes = store.bytes();
             if let Some(free) = free_memory().filter(|free| bytes > *free) {
-                return Err(LabError::ShapeTooLarge { name: preset.into(), need: bytes, free });
+                let (need, free) = (size_needed(bytes), size(free));
+                return Err(LabError::Impossible(format!(
+                    "the weights of {preset} take {need} and {free} of memory are free; take a smaller \
+                     shape or type, as in :Q4_0"
+                )));
             }
             store = WeightStore::synthetic(&shape.spec, shape.mix, 1, options.quant);
         }
@@ -120,9 +124,10 @@ impl Shape {
         let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
         let (name, mix) = match suffix {
             Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
-                let no_type = || LabError::NoPresetType {
-                    name: text.into(),
-                    known: WeightMix::all().map(WeightMix::name).collect::<Vec<_>>().join(", "),
+                let no_type = || {
+                    let known: Vec<_> = WeightMix::all().map(WeightMix::name).collect();
+                    let why = "asks for a type random weights do not have; they have";
+                    LabError::Asked(format!("{text:?} {why} {}", known.join(", ")))
                 };
                 (name, WeightMix::find(dtype).ok_or_else(no_type)?)
             }
@@ -135,7 +140,8 @@ impl Shape {
             None if name.ends_with(".json") => read_config(path)?,
             None => {
                 let known = presets::names().join(", ");
-                return Err(LabError::NoPreset { name: name.into(), known });
+                let why = format!("{name:?} is no known shape; known: {known}");
+                return Err(LabError::Asked(why));
             }
         };
         let model = families::from_config(&config)
@@ -150,7 +156,9 @@ impl Shape {
 }
 
 fn read_config(file: &Path) -> Result<Value, LabError> {
-    let refuse = |why: String| LabError::ConfigFile { file: file.display().to_string(), why };
-    let text = read_text(file).map_err(|e| refuse(e.to_string()))?;
-    serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
+    let refuse = |why: &dyn fmt::Display| {
+        LabError::Impossible(format!("{} cannot be read as a config: {why}", file.display()))
+    };
+    let text = read_text(file).map_err(|e| refuse(&e))?;
+    serde_json::from_str(&text).map_err(|e| refuse(&e))
 }

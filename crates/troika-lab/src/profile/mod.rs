@@ -81,7 +81,8 @@ pub fn profile(
 ) -> Result<ProfileOutcome, LabError> {
     let model = subject.bind(&options.open, true)?;
     if let Some(device) = model.devices.iter().find(|d| options.soc && d.clock().is_some()) {
-        return Err(LabError::IsVirtual(device.name().to_string()));
+        let (name, why) = (device.name(), "its file describes it; name real devices");
+        return Err(LabError::Impossible(format!("device {name} is virtual already: {why}")));
     }
     let mut plan = model.one_device_plan(&options.open)?;
     let longest = plan.prefill.chunk;
@@ -199,7 +200,8 @@ fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Begun, LabError> {
         }
         // A damaged profile is replaced, but not a text of another kind.
         Err(_) if !Profile::begins(&text) && !text.trim().is_empty() => {
-            Err(LabError::NoProfile { file: file.display().to_string() })
+            let why = "is there and is no profile; name another file, or remove this one";
+            Err(LabError::Impossible(format!("{} {why}", file.display())))
         }
         Err(e) => new(Some(format!("{} is made again: {e}", file.display())), complete),
     }

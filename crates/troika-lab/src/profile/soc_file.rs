@@ -38,7 +38,10 @@ pub(super) fn soc_file(
     }
     for (at, device) in model.devices.iter().enumerate() {
         if !profile.runs.iter().any(|r| r.device == at) {
-            return Err(LabError::NotMeasured(device.name().to_string()));
+            return Err(LabError::Impossible(format!(
+                "no segment runs as a whole on device {}, so nothing was measured of it",
+                device.name()
+            )));
         }
         text += &processor(profile, &**device, at, lowered);
     }

@@ -57,6 +57,13 @@ impl Case {
     }
 }
 
+/// A folder for temporary files.
+pub fn temporary_folder() -> Result<tempfile::TempDir, LabError> {
+    let why = "a folder for temporary files cannot be made";
+    let told = |e| LabError::Impossible(format!("{why}: {e}; set TMPDIR to one with room"));
+    tempfile::tempdir().map_err(told)
+}
+
 const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 
 /// Runs simulations.
@@ -106,7 +113,7 @@ impl Lab {
             return Ok(known.clone());
         }
         let (soc, shape) = (self.soc(case.phone), self.shape(case.model)?);
-        let strategy = SocStrategy::parse(case.strategy).map_err(LabError::Strategy)?;
+        let strategy = SocStrategy::parse(case.strategy).map_err(LabError::Impossible)?;
         let options = SimulateOptions {
             generate: case.generate,
             sync: if case.blocking { SyncMode::Blocking } else { SyncMode::Predicted },

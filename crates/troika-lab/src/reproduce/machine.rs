@@ -90,7 +90,7 @@ fn partitions(_: &mut Lab) -> Result<Outcome, LabError> {
     let one = logits(Strategy::OneDevice)?;
     let (mut said, mut pass) = (Vec::new(), true);
     for name in ways {
-        let split = logits(Strategy::parse(name).map_err(LabError::Strategy)?)?;
+        let split = logits(Strategy::parse(name).map_err(LabError::Impossible)?)?;
         let off = difference(&one, &split);
         pass &= off <= 1e-5;
         said.push(format!("{name}: {off:.1e}"));

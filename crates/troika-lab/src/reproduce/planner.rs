@@ -7,7 +7,7 @@ use troika::plan::{Goal, Strategy};
 use troika::{Model, OpenOptions, PlanSource, ProfileAt, SolveOptions, Source};
 use troika_engine::{SequenceInput, WantedLogits};
 
-use super::lab::Lab;
+use super::lab::{Lab, temporary_folder};
 use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::profile::{ProfileOptions, profile};
 use crate::subject::Subject;
@@ -30,7 +30,7 @@ const ROUNDS: usize = 15;
 const MOST: f64 = 1.05;
 
 fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
-    let folder = tempfile::tempdir().map_err(|e| LabError::Recording(e.to_string()))?;
+    let folder = temporary_folder()?;
     let file = ProfileAt::File(folder.path().join("profile.json"));
     let open = OpenOptions {
         devices: lab.devices.clone(),

@@ -16,7 +16,7 @@ use troika_device::Eviction;
 
 use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
-use super::lab::Lab;
+use super::lab::{Lab, temporary_folder};
 use super::outcome::{Experiment, Outcome, RunWhen};
 use crate::{LabError, median};
 
@@ -65,7 +65,7 @@ fn preloaded(_: &mut Lab) -> Result<Outcome, LabError> {
         }
     }
     let predictor = Arc::new(predictor);
-    let folder = tempfile::tempdir().map_err(|error| LabError::Folder { error })?;
+    let folder = temporary_folder()?;
     for share in SHARES {
         let Measured { ratio, on_demand, stalled } = measured(share, &predictor, folder.path())?;
         pass &= share != HALF || ratio < 1.0;

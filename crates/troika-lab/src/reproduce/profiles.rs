@@ -29,7 +29,8 @@ fn units_are_kept(_: &mut Lab) -> Result<Outcome, LabError> {
     let recording = format!("{head}{BYTES}{last_run}");
     let tracer = Tracer::on();
     let replayed = replay_qnn(&recording, RUNS, &mut || std::thread::sleep(RUN), &tracer);
-    replayed.map_err(|e| LabError::Recording(e.to_string()))?;
+    let told = |e| format!("the recorded profile cannot be replayed: {e}");
+    replayed.map_err(|e| LabError::Impossible(told(e)))?;
     let spans = tracer.spans();
     let measured: Vec<Event<'_>> = spans.iter().filter_map(event_of).collect();
     let expected: Vec<Event<'_>> = recording.lines().skip(1).filter_map(event).collect();

@@ -74,12 +74,16 @@ impl SimulateOptions {
     /// Checks what a simulation cannot do.
     fn check(&self) -> Result<(), SimulateError> {
         if self.soc.numerics {
-            return Err(SimulateError::Numerics(self.soc.name.clone()));
+            let why = "computes values (numerics = \"on\"); simulations need numerics = \"off\"";
+            return Err(SimulateError::Impossible(format!("SoC {} {why}", self.soc.name)));
         }
         let (prompt, generate, context) = (self.prompt, self.generate, self.shape.spec.context);
         let most = placed::MOST_ROWS.min(context.saturating_sub(1));
         if !(1..=most).contains(&prompt) || prompt.saturating_add(generate) >= context {
-            return Err(SimulateError::Tokens { prompt, generate, most, context });
+            return Err(SimulateError::Asked(format!(
+                "the prompt has {prompt} tokens, and {generate} are to be generated: give from 1 to \
+                 {most} of a prompt, and fewer in all than the context's {context}"
+            )));
         }
         Ok(())
     }
@@ -304,7 +308,11 @@ impl Simulation {
         let end = self.board.usage();
         if end.now_ns > u64::MAX / 2 {
             // Beyond this the clock saturates.
-            return Err(SimulateError::Years(self.soc.clone()));
+            return Err(SimulateError::Impossible(format!(
+                "the modelled times of SoC {} add up to more than 292 years; look for a rate in its \
+                 file that is far too small, or a time that is far too large",
+                self.soc
+            )));
         }
         engine.close(seq);
         let memory = engine.memory();
@@ -356,7 +364,8 @@ pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
 /// Lets the first GPU draw frames. Returns its number.
 fn draw_frames(soc: &Soc, board: &Board, task: CoRun) -> Result<usize, SimulateError> {
     let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
-    let gpu = gpu.ok_or_else(|| SimulateError::NoFrames(soc.name.clone()))?;
+    let none = || format!("SoC {} has no GPU that could draw frames", soc.name);
+    let gpu = gpu.ok_or_else(|| SimulateError::Asked(none()))?;
     board.co_run(gpu, task);
     Ok(gpu)
 }

@@ -115,14 +115,20 @@ fn experts(
     attention: bool,
 ) -> Result<Plan, SimulateError> {
     if !segments(r.spec).iter().any(|(kind, _)| kind.traits().by_experts) {
-        let strategy = r.strategy.name();
-        return Err(SimulateError::NoExperts { strategy, model: ModelId::of(r.spec).to_string() });
+        let (strategy, model) = (r.strategy.name(), ModelId::of(r.spec));
+        return Err(SimulateError::Impossible(format!(
+            "strategy {strategy} shares experts out, and {model} has none; name another strategy"
+        )));
     }
     let of = |kind| r.strategy.processor(r.soc, kind);
     let [cpu, npu] = [of(ProcessorKind::Cpu)?, of(ProcessorKind::Npu)?];
     if npu.refused.contains(&EXPERT_GROUP) {
-        let (strategy, processor) = (r.strategy.name(), npu.name.clone());
-        return Err(SimulateError::NoGroups { strategy, processor });
+        return Err(SimulateError::Impossible(format!(
+            "strategy {} has groups of experts on {}, which takes none; let it take expert_group (in \
+             its SoC's file: only, or refuses)",
+            r.strategy.name(),
+            npu.name
+        )));
     }
     let devices = named(r.devices, [cpu, npu]);
     let chunk = expert_chunk(r.prompt).min(r.prompt);

@@ -115,14 +115,14 @@ impl SocStrategy {
         soc: &Soc,
         kind: ProcessorKind,
     ) -> Result<&Processor, SimulateError> {
-        soc.processors.iter().find(|p| p.kind == kind).ok_or_else(|| SimulateError::Processor {
-            strategy: self.name(),
-            need: match kind {
+        soc.processors.iter().find(|p| p.kind == kind).ok_or_else(|| {
+            let need = match kind {
                 ProcessorKind::Cpu => "a CPU",
                 ProcessorKind::Gpu => "a GPU",
                 ProcessorKind::Npu => "an NPU",
-            },
-            soc: soc.name.clone(),
+            };
+            let (own, soc) = (self.name(), &soc.name);
+            SimulateError::Asked(format!("strategy {own} needs {need}, and SoC {soc} has none"))
         })
     }
 }
