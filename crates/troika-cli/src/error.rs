@@ -91,8 +91,7 @@ fn of_library(error: &troika::Error) -> u8 {
 fn of_lab(error: &LabError) -> u8 {
     use LabError as E;
     match error {
-        E::Soc(SocError::Unknown { .. } | SocError::Processor { .. }) => 2,
-        E::Asked(_) => 2,
+        E::Soc(SocError::Unknown(_)) | E::Asked(_) => 2,
         E::Other(e) => of_library(e),
         _ => 1,
     }

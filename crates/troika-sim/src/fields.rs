@@ -25,8 +25,8 @@ impl<'a> Fields<'a> {
 
     /// An error about a field.
     pub fn wrong(&self, field: &str, why: impl Into<String>) -> SocError {
-        let (file, place) = (self.file.to_string(), self.place.clone());
-        SocError::Field { file, place, field: field.into(), why: why.into() }
+        let why: String = why.into();
+        SocError::Invalid(format!("{}{}: {field} {why}", self.file, self.place))
     }
 
     /// The field's value: as written, or the `value` of a table that also gives its source.

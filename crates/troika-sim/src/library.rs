@@ -32,7 +32,8 @@ impl Soc {
             return Soc::read(Path::new(name));
         }
         let known = Soc::names().collect::<Vec<_>>().join(", ");
-        Err(SocError::Unknown { name: name.into(), known })
+        let must = format!("name a file that ends in .toml, or one of {known}");
+        Err(SocError::Unknown(format!("there is no SoC {name:?}; {must}")))
     }
 }
 

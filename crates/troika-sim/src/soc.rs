@@ -271,7 +271,7 @@ impl Soc {
         let table: Table = text.parse().map_err(|e: toml::de::Error| {
             let before = e.span().and_then(|s| text.get(..s.start)).unwrap_or_default();
             let why = e.message().lines().collect::<Vec<_>>().join("; ");
-            SocError::Syntax { file: file.into(), line: before.lines().count().max(1), why }
+            SocError::Invalid(format!("{file}, line {}: {why}", before.lines().count().max(1)))
         })?;
         let mut f = Fields::new(file, String::new(), &table);
         let name = f.text("name", "the name of the SoC")?.to_string();
@@ -292,8 +292,7 @@ impl Soc {
         let processors: Vec<Processor> =
             processors.iter().enumerate().map(read).collect::<Result<_, _>>()?;
         let wrong = |processor: &Processor, field: &str, why: &str| {
-            let (file, place) = (file.into(), format!(", processor {}", processor.name));
-            SocError::Field { file, place, field: field.into(), why: why.into() }
+            SocError::Invalid(format!("{file}, processor {}: {field} {why}", processor.name))
         };
         for (i, p) in processors.iter().enumerate() {
             if processors[..i].iter().any(|other| other.name == p.name) {
@@ -314,11 +313,12 @@ impl Soc {
     /// A processor by name; without a name, the only one.
     ///
     /// # Errors
-    /// [`SocError::Processor`].
+    /// [`SocError::Unknown`].
     pub fn processor(&self, name: Option<&str>) -> Result<&Processor, SocError> {
         let names: Vec<&str> = self.processors.iter().map(|p| p.name.as_str()).collect();
         let refuse = |why: String| {
-            Err(SocError::Processor { file: self.file.clone(), known: names.join(", "), why })
+            let (file, known) = (&self.file, names.join(", "));
+            Err(SocError::Unknown(format!("{file} describes the processors {known}; {why}")))
         };
         match (name, &self.processors[..]) {
             (None, [only]) => Ok(only),
