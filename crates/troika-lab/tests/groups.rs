@@ -81,7 +81,7 @@ fn a_graph_that_is_too_large_is_not_made() {
 
 #[test]
 fn policies_are_named_one_by_one() {
-    for strategy in SocStrategy::ALL {
+    for strategy in SocStrategy::all() {
         let SocStrategy::Experts(policy, dispatch) = strategy else { continue };
         assert_eq!(SocStrategy::parse(strategy.name()), Ok(strategy));
         let (plan, _) = run(soc(2000.0, ""), strategy, None).unwrap();

@@ -175,7 +175,7 @@ fn check(seed: u64) -> Result<[bool; 3], String> {
     let (soc, shape) = (soc(dice), shape(dice, shares));
     let (prompt, generate) = (1 + dice.below(260), 1 + dice.below(6));
     // One in three shares experts out.
-    let experts = SocStrategy::ALL.map(|s| (s, matches!(s, SocStrategy::Experts(..))));
+    let experts = SocStrategy::all().map(|s| (s, matches!(s, SocStrategy::Experts(..))));
     let strategies = experts.into_iter().filter(|(_, e)| *e == shares).map(|(s, _)| s);
     let strategy = dice.one(&strategies.collect::<Vec<_>>());
     let mut options = SimulateOptions {

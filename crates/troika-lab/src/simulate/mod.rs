@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use troika::sim::{Board, CoRun, Processor, ProcessorKind, Soc, Usage, VirtualDevice};
+use troika::sim::{Board, CoRun, ProcessorKind, Soc, Usage};
 use troika::{BoundModel, Error, Model, OpenOptions, SocCosts, TokenUse};
-use troika_device::{Device, DeviceError, Queue};
+use troika_device::{Device, Queue};
 use troika_engine::{SequenceInput, WantedLogits};
 use troika_graph::{DType, ProductForm};
 use troika_model::lower::{LowerOptions, Lowered, WeightShapes, lower};
@@ -22,7 +22,7 @@ use troika_weights::Quant;
 
 use crate::error::LabError as SimulateError;
 use crate::subject::Shape;
-pub(crate) use placed::CHUNK;
+pub(crate) use placed::{CHUNK, on_board};
 pub use single::{ProductChoice, ProductShape, ProductTime};
 pub use strategy::SocStrategy;
 
@@ -346,21 +346,6 @@ impl Simulation {
     }
 }
 
-/// Devices, and the SoC they belong to.
-type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
-
-/// All processors of a SoC. They share its memory and a clock.
-///
-/// # Errors
-/// The CPU kernels that compute their values cannot be set up.
-pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
-    let board = Board::new(soc, Arc::default());
-    let open =
-        |p: &Processor| Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>);
-    let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
-    Ok((devices, board))
-}
-
 /// Lets the first GPU draw frames. Returns its number.
 fn draw_frames(soc: &Soc, board: &Board, task: CoRun) -> Result<usize, SimulateError> {
     let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
@@ -425,7 +410,7 @@ fn solved(
 /// prompt does not belong in a plan for others.
 fn hand_made(r: &placed::Request<'_>, devices: &[PlanDevice]) -> Vec<(String, Plan)> {
     let usable = |plan: &Plan| plan.devices.iter().all(|d| devices.iter().any(|o| o.name == *d));
-    let others = SocStrategy::ALL.into_iter();
+    let others = SocStrategy::all().into_iter();
     let others = others.filter(|s| *s != SocStrategy::Solved && !s.prepares_online());
     let plan = |strategy| Some((strategy, placed::plan(&placed::Request { strategy, ..*r }).ok()?));
     let plans = others.filter_map(plan).filter(|(_, plan)| usable(plan));

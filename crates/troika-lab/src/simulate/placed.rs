@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use troika::sim::{Processor, ProcessorKind, Soc};
-use troika_device::Device;
+use troika::sim::{Board, Processor, ProcessorKind, Soc, VirtualDevice};
+use troika_device::{Device, DeviceError};
 use troika_graph::partition::cut_at;
 use troika_graph::{DType, Op, Subgraph};
 use troika_model::lower::{
@@ -29,6 +29,21 @@ pub(super) const MOST_ROWS: usize = 1 << 16;
 
 /// Rows of a chunk (llm.npu, section 3.2).
 pub(crate) const CHUNK: usize = 256;
+
+/// Devices, and the SoC they belong to.
+type OnBoard = (Vec<Arc<dyn Device>>, Arc<Board>);
+
+/// All processors of a SoC. They share its memory and a clock.
+///
+/// # Errors
+/// The CPU kernels that compute their values cannot be set up.
+pub(crate) fn on_board(soc: &Soc) -> Result<OnBoard, DeviceError> {
+    let board = Board::new(soc, Arc::default());
+    let open =
+        |p: &Processor| Ok(Arc::new(VirtualDevice::on(&board, &p.name, p)?) as Arc<dyn Device>);
+    let devices = soc.processors.iter().map(open).collect::<Result<_, DeviceError>>()?;
+    Ok((devices, board))
+}
 
 /// The input of a plan.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use troika::sim::{Board, Processor, Soc, VirtualDevice};
+use troika::sim::{Board, Soc, VirtualDevice};
 use troika_check::{Bench, CaseWeights};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, ForwardBatch, Run, SeqRows,
@@ -17,7 +17,7 @@ use troika_plan::{Phase, PlanDevice, Split, SyncMode};
 use troika_solve::Ways;
 
 use super::SimulateError;
-use super::placed::Both;
+use super::placed::{Both, on_board};
 use troika::Error;
 
 /// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
@@ -123,12 +123,7 @@ impl ProductShape {
     /// # Errors
     /// The SoC lacks one of them.
     pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
-        let board = Board::new(soc, Arc::default());
-        let device = |p: &Processor| -> Result<PlanDevice, DeviceError> {
-            let caps = VirtualDevice::on(&board, &p.name, p)?.caps().clone();
-            Ok(PlanDevice { name: p.name.clone(), caps })
-        };
-        let devices = soc.processors.iter().map(device).collect::<Result<Vec<_>, _>>()?;
+        let devices: Vec<PlanDevice> = on_board(soc)?.0.iter().map(PlanDevice::of).collect();
         let both = Both::of(soc, &devices, self.rows, Ways::All)?;
         let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };
         let placed = both.best(SegmentKind::Ffn, &self.graph()?, phase);

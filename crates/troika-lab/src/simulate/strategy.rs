@@ -35,61 +35,44 @@ pub enum SocStrategy {
     Experts(ExpertPolicy, Dispatch),
 }
 
+/// All strategies, with their names on the command line.
+const NAMES: [(SocStrategy, &str); 21] = {
+    use Dispatch::{LayerMajor, PerChunk};
+    use SocStrategy::*;
+    [
+        (HeteroTensor, "hetero-tensor"),
+        (HeteroLayer, "hetero-layer"),
+        (ActivationCentric, "activation-centric"),
+        (Padding, "padding"),
+        (NpuPipe, "npu-pipe"),
+        (ChunkedPrefill, "chunked-prefill"),
+        (OnlinePrepare, "online-prepare"),
+        (GpuOnly, "gpu-only"),
+        (NpuOnly, "npu-only"),
+        (CpuOnly, "cpu-only"),
+        (Solved, "solved"),
+        (Experts(ExpertPolicy::Base, PerChunk), "experts=base"),
+        (Experts(ExpertPolicy::Tiers, PerChunk), "experts=t"),
+        (Experts(ExpertPolicy::Groups, PerChunk), "experts=tg"),
+        (Experts(ExpertPolicy::All, PerChunk), "experts"),
+        (Experts(ExpertPolicy::Cache, PerChunk), "experts=cache"),
+        (Experts(ExpertPolicy::Base, LayerMajor), "layer-major=base"),
+        (Experts(ExpertPolicy::Tiers, LayerMajor), "layer-major=t"),
+        (Experts(ExpertPolicy::Groups, LayerMajor), "layer-major=tg"),
+        (Experts(ExpertPolicy::All, LayerMajor), "layer-major"),
+        (Experts(ExpertPolicy::Cache, LayerMajor), "layer-major=cache"),
+    ]
+};
+
 impl SocStrategy {
     /// All strategies.
-    pub const ALL: [SocStrategy; 21] = [
-        SocStrategy::HeteroTensor,
-        SocStrategy::HeteroLayer,
-        SocStrategy::ActivationCentric,
-        SocStrategy::Padding,
-        SocStrategy::NpuPipe,
-        SocStrategy::ChunkedPrefill,
-        SocStrategy::OnlinePrepare,
-        SocStrategy::GpuOnly,
-        SocStrategy::NpuOnly,
-        SocStrategy::CpuOnly,
-        SocStrategy::Solved,
-        SocStrategy::Experts(ExpertPolicy::Base, Dispatch::PerChunk),
-        SocStrategy::Experts(ExpertPolicy::Tiers, Dispatch::PerChunk),
-        SocStrategy::Experts(ExpertPolicy::Groups, Dispatch::PerChunk),
-        SocStrategy::Experts(ExpertPolicy::All, Dispatch::PerChunk),
-        SocStrategy::Experts(ExpertPolicy::Cache, Dispatch::PerChunk),
-        SocStrategy::Experts(ExpertPolicy::Base, Dispatch::LayerMajor),
-        SocStrategy::Experts(ExpertPolicy::Tiers, Dispatch::LayerMajor),
-        SocStrategy::Experts(ExpertPolicy::Groups, Dispatch::LayerMajor),
-        SocStrategy::Experts(ExpertPolicy::All, Dispatch::LayerMajor),
-        SocStrategy::Experts(ExpertPolicy::Cache, Dispatch::LayerMajor),
-    ];
+    pub fn all() -> [SocStrategy; 21] {
+        NAMES.map(|(strategy, _)| strategy)
+    }
 
     /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SocStrategy::HeteroTensor => "hetero-tensor",
-            SocStrategy::HeteroLayer => "hetero-layer",
-            SocStrategy::ActivationCentric => "activation-centric",
-            SocStrategy::Padding => "padding",
-            SocStrategy::NpuPipe => "npu-pipe",
-            SocStrategy::ChunkedPrefill => "chunked-prefill",
-            SocStrategy::OnlinePrepare => "online-prepare",
-            SocStrategy::GpuOnly => "gpu-only",
-            SocStrategy::NpuOnly => "npu-only",
-            SocStrategy::CpuOnly => "cpu-only",
-            SocStrategy::Solved => "solved",
-            SocStrategy::Experts(policy, Dispatch::PerChunk) => match policy {
-                ExpertPolicy::Base => "experts=base",
-                ExpertPolicy::Tiers => "experts=t",
-                ExpertPolicy::Groups => "experts=tg",
-                ExpertPolicy::All => "experts",
-                ExpertPolicy::Cache => "experts=cache",
-            },
-            SocStrategy::Experts(policy, Dispatch::LayerMajor) => match policy {
-                ExpertPolicy::Base => "layer-major=base",
-                ExpertPolicy::Tiers => "layer-major=t",
-                ExpertPolicy::Groups => "layer-major=tg",
-                ExpertPolicy::All => "layer-major",
-                ExpertPolicy::Cache => "layer-major=cache",
-            },
-        }
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(strategy, _)| *strategy == self).map_or("", |named| named.1)
     }
 
     /// The strategy with a given name.
@@ -98,8 +81,9 @@ impl SocStrategy {
     /// A sentence with the known names.
     pub fn parse(name: &str) -> Result<SocStrategy, String> {
         let short = name.strip_suffix("=all").unwrap_or(name);
-        SocStrategy::ALL.into_iter().find(|s| s.name() == short).ok_or_else(|| {
-            let known = SocStrategy::ALL.map(SocStrategy::name).join(", ");
+        let found = NAMES.iter().find(|(_, name)| *name == short).map(|(strategy, _)| *strategy);
+        found.ok_or_else(|| {
+            let known = NAMES.map(|(_, name)| name).join(", ");
             format!("there is no strategy {name:?} for a SoC; the strategies are {known}")
         })
     }
