@@ -5,11 +5,11 @@ use std::time::Instant;
 use troika::engine::WantedLogits;
 use troika::graph::{ProductForm, ScaleOrigin};
 use troika::model::spec::WeightRole;
-use troika::plan::{Policy, Strategy, SyncMode};
+use troika::plan::{Policy, Strategy, SyncMode, median};
 use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned};
 
 use crate::simulate::CHUNK;
-use crate::{LabError, Subject, median};
+use crate::{LabError, Subject};
 
 /// HeteroInfer's standard lengths (section 4.1).
 const STANDARD: [usize; 5] = [32, 64, 128, 256, 512];

@@ -20,4 +20,3 @@ pub use simulate::{
     WEIGHTS,
 };
 pub use subject::{Shape, Subject};
-pub use troika_plan::median;

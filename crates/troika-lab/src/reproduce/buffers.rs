@@ -3,7 +3,7 @@
 
 use troika::engine::WantedLogits;
 use troika::plan::{
-    Dispatch, ExpertGroupPlan, ExpertSettings, ExpertSplit, Overflow, Plan, Policy, Tiers,
+    Dispatch, ExpertGroupPlan, ExpertSettings, ExpertSplit, Overflow, Plan, Policy, Tiers, median,
 };
 use troika::program::{ExpertCounts, ExpertRows, LayerCounts, RoutedShape};
 use troika::weights::{Quant, WeightStore};
@@ -18,7 +18,7 @@ use super::lab::Lab;
 use super::outcome::{Experiment, Item, Outcome, RunWhen};
 use super::presets::MANY_EXPERTS;
 use super::two_cpus::{plain, shared};
-use crate::{LabError, Shape, median};
+use crate::{LabError, Shape};
 
 const NOT_NAMED: &str =
     "it computes with real kernels, where it is named: troika reproduce C01 C02 M28";

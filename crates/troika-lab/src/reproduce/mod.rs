@@ -26,11 +26,12 @@ mod two_cpus;
 
 use serde_json::{Value, json};
 use troika::DeviceOptions;
+use troika::plan::median;
 
 use lab::Lab;
 use outcome::{Experiment, Kind, Outcome, RunWhen, Target, Verdict};
 
-use crate::{LabError, median};
+use crate::LabError;
 
 /// A table of all claims, in the papers' order.
 const CLAIMS: &str = include_str!("claims.md");

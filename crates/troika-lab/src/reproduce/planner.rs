@@ -3,15 +3,15 @@
 
 use std::time::Instant;
 
-use troika::plan::{Goal, Strategy};
+use troika::plan::{Goal, Strategy, median};
 use troika::{Model, OpenOptions, PlanSource, ProfileAt, SolveOptions, Source};
 use troika_engine::{SequenceInput, WantedLogits};
 
 use super::lab::{Lab, temporary_folder};
 use super::outcome::{Experiment, Outcome, RunWhen};
+use crate::LabError;
 use crate::profile::{ProfileOptions, profile};
 use crate::subject::Subject;
-use crate::{LabError, median};
 
 pub const EXPERIMENTS: &[Experiment] = &[Experiment {
     id: "M29",

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use troika::plan::{Prediction, RoutingPredictor, RoutingTrace};
+use troika::plan::{Prediction, RoutingPredictor, RoutingTrace, median};
 use troika::weights::CacheFolder;
 use troika::{
     DeviceOptions, MemoryLimits, Model, OpenOptions, PredictorOptions, RecordedRouting, Request,
@@ -18,7 +18,7 @@ use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
 use super::lab::{Lab, temporary_folder};
 use super::outcome::{Experiment, Outcome, RunWhen};
-use crate::{LabError, median};
+use crate::LabError;
 
 pub const EXPERIMENTS: &[Experiment] = &[Experiment {
     id: "C06",

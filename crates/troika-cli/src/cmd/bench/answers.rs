@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use serde_json::json;
+use troika::plan::median;
 use troika::trace::Tracer;
 use troika::{Control, Conversation, Model, OpenOptions, Request};
-use troika_lab::{Subject, median};
+use troika_lab::Subject;
 
 use super::print::BenchRows;
 use super::{ids, open};

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use troika::plan::Phase;
+use troika::plan::median;
 use troika::trace::{Span, Tracer};
 use troika::{Model, OpenOptions};
-use troika_lab::{Subject, median};
+use troika_lab::Subject;
 
 use super::print::BenchRows;
 use crate::error::CliError;

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use troika::plan::median;
 use troika::trace::Tracer;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, ProcessorSpec};
-use troika_lab::{Subject, median};
+use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::TableFlag;
