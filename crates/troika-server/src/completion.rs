@@ -191,7 +191,7 @@ impl Answering {
 
     /// Passes on tokens until the end; `None` when the client is gone, or was told of a failure.
     async fn follow(&self, session: &mut Session, choice: usize) -> Option<Result<(), Problem>> {
-        let mut failure = self.host.failure();
+        let mut failure = self.host.failed.clone();
         let mut is_first = true;
         let mut lines = self.generation.lines;
         let mut cut = false;

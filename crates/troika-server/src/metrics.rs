@@ -31,12 +31,6 @@ pub struct OfStatus {
     pub code: u16,
 }
 
-/// A gauge of fractions.
-pub type Share = Gauge<f64, AtomicU64>;
-
-/// A count of seconds.
-pub type Seconds = Counter<f64, AtomicU64>;
-
 /// All figures.
 #[derive(Debug)]
 pub struct Metrics {
@@ -53,8 +47,8 @@ pub struct Metrics {
     pub kv_budget: Family<OfModel, Gauge>,
     pub pages: Family<OfModel, Gauge>,
     pub sequences: Family<OfModel, Gauge>,
-    pub busy: Family<OfDevice, Seconds>,
-    pub expert_hits: Family<OfModel, Share>,
+    pub busy: Family<OfDevice, Counter<f64, AtomicU64>>,
+    pub expert_hits: Family<OfModel, Gauge<f64, AtomicU64>>,
 }
 
 impl Default for Metrics {

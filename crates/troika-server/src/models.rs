@@ -32,6 +32,12 @@ pub enum ModelState {
     Failed(String),
 }
 
+impl ModelState {
+    pub fn host(&self) -> Option<&Arc<OpenModel>> {
+        if let ModelState::Open(host) = self { Some(host) } else { None }
+    }
+}
+
 /// A model on offer.
 struct OfferedModel {
     offer: ModelOffer,
@@ -51,14 +57,11 @@ impl OfferedModel {
     fn open(&self) -> Option<InUse> {
         let mut state = self.state();
         let ModelState::Open(host) = &*state else { return None };
-        match host.failed() {
-            Some(why) => {
-                *state = ModelState::Failed(why);
-                None
-            }
-            // In use before the lock is given back, so that it is not closed meanwhile.
-            None => Some(InUse::new(host.clone())),
-        }
+        let failed = host.failed.borrow().clone();
+        // In use before the lock is given back, so that it is not closed meanwhile.
+        let Some(why) = failed else { return Some(InUse::new(host.clone())) };
+        *state = ModelState::Failed(why);
+        None
     }
 
     fn has_failed(&self) -> bool {
@@ -66,10 +69,7 @@ impl OfferedModel {
     }
 
     fn bytes(&self) -> u64 {
-        match &*self.state() {
-            ModelState::Open(host) => host.weight_bytes() + host.figures().bytes,
-            _ => 0,
-        }
+        self.state().host().map_or(0, |host| host.weight_bytes() + host.figures().bytes)
     }
 
     /// Closes it if nobody uses it. Returns the model, to be dropped elsewhere,
@@ -293,10 +293,7 @@ impl Models {
                 self.give_back().await;
                 continue;
             }
-            let idle = |p: &Arc<OfferedModel>| match &*p.state() {
-                ModelState::Open(host) => host.idle(),
-                _ => None,
-            };
+            let idle = |p: &Arc<OfferedModel>| p.state().host()?.idle();
             let longest = self.offered.iter().filter_map(|p| Some((idle(p)?, p)));
             let longest = longest.max_by_key(|(idle, _)| *idle);
             let Some((_, other)) = longest else {

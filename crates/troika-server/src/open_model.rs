@@ -81,7 +81,8 @@ pub struct OpenModel {
     kept: Mutex<Option<Option<Duration>>>,
     vocabulary: OnceLock<Result<Vocabulary, String>>,
     shared: Arc<Shared>,
-    failed: watch::Receiver<Option<String>>,
+    /// Why its engine failed, if it has.
+    pub failed: watch::Receiver<Option<String>>,
     users: AtomicUsize,
     used: Mutex<Instant>,
     thread: Option<JoinHandle<()>>,
@@ -218,15 +219,6 @@ impl OpenModel {
         })
     }
 
-    /// The vocabulary for grammars, made when first asked for: that takes a while.
-    ///
-    /// # Errors
-    /// The model has no tokenizer, or one that grammars cannot work with: a sentence.
-    fn vocabulary(&self) -> Result<&Vocabulary, String> {
-        let made = self.vocabulary.get_or_init(|| make_vocabulary(&self.model));
-        made.as_ref().map_err(Clone::clone)
-    }
-
     /// A grammar for the model's vocabulary, if it can be honoured. `place` is held as long as
     /// anything is compiled.
     pub fn compile(
@@ -234,7 +226,9 @@ impl OpenModel {
         constrain: &Constrain,
         place: impl Send + 'static,
     ) -> Result<Grammar, Problem> {
-        let vocabulary = self.vocabulary().map_err(Problem::bad)?;
+        // Made when first asked for: that takes a while.
+        let made = self.vocabulary.get_or_init(|| make_vocabulary(&self.model));
+        let vocabulary = made.as_ref().map_err(Problem::bad)?;
         vocabulary.compile_holding(constrain, place).map_err(|e| Problem::bad(e.to_string()))
     }
 
@@ -257,16 +251,6 @@ impl OpenModel {
             lock(&self.shared.figures).bytes =
                 memory.kv_written + memory.activations + memory.scratch;
         }
-    }
-
-    /// Tells when its engine fails.
-    pub fn failure(&self) -> watch::Receiver<Option<String>> {
-        self.failed.clone()
-    }
-
-    /// Why its engine failed, if it has.
-    pub fn failed(&self) -> Option<String> {
-        self.failed.borrow().clone()
     }
 
     /// Whether its template has thoughts.

@@ -17,7 +17,7 @@ pub enum Dialect {
 const LONGEST_NAME: usize = 64;
 
 /// Why a request is not served, in one sentence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problem {
     pub status: StatusCode,
     /// What is wrong, and what to do.
@@ -38,9 +38,7 @@ pub struct Problem {
 impl Problem {
     /// A problem with a status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Problem {
-        let message = message.into();
-        let (param, code, retry_after, private, too_long) = (None, None, None, None, None);
-        Problem { status, message, param, code, retry_after, private, too_long }
+        Problem { status, message: message.into(), ..Problem::default() }
     }
 
     /// A request that is wrong.

@@ -224,11 +224,6 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
         }
     }
 
-    /// How what runs slows each other down.
-    pub fn sharing(&self) -> &S {
-        &self.sharing
-    }
-
     /// Opens a lane of a processor, which perhaps draws frames. Returns its number.
     pub fn open(
         &mut self,

@@ -7,7 +7,7 @@ use troika::engine::PromptProgress;
 use troika::model::tokenizer::Tokenizer;
 
 use super::Answer;
-use super::request::{chat_request, logprobs, start};
+use super::request::{chat_request, start, top_logprobs};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChoiceAnswer, EndReason, TokenLogprob, Tools, Usage, chat_messages,
 };
@@ -30,12 +30,9 @@ pub async fn chat(call: JsonRequest) -> Answer {
     let tools = Tools::read(&fields, "parameters")?.chosen(&fields)?;
     let mut request =
         chat_request(&fields, &host, chat_messages(fields.value("messages"))?, tools)?;
-    if fields.value("top_logprobs").is_some() && !fields.flag("logprobs")? {
+    request.logprobs = top_logprobs(&fields)?;
+    if fields.value("top_logprobs").is_some() && request.logprobs.is_none() {
         return Err(Problem::field("top_logprobs", "top_logprobs needs logprobs to be true"));
-    }
-    if fields.flag("logprobs")? {
-        request.logprobs =
-            Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?);
     }
     let form = AnswerForm::new("chatcmpl-", &fields, &host, request.logprobs.is_some())?;
     let streams = fields.flag("stream")?;

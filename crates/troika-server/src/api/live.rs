@@ -105,13 +105,9 @@ impl Live {
     /// Watches models that were opened, and no more those that were closed.
     fn look(&mut self) {
         let list = self.server.models.list();
-        let open = list.into_iter().filter_map(|listed| match listed.state {
-            ModelState::Open(host) => Some(host),
-            _ => None,
-        });
-        let open: Vec<Arc<OpenModel>> = open.collect();
+        let open: Vec<&Arc<OpenModel>> = list.iter().filter_map(|l| l.state.host()).collect();
         self.watchers.retain(|w| open.iter().any(|host| Arc::ptr_eq(host, w.host())));
-        for host in &open {
+        for host in open {
             if !self.watchers.iter().any(|w| Arc::ptr_eq(host, w.host())) {
                 self.watchers.push(Watcher::new(host));
             }

@@ -10,7 +10,7 @@ use troika::Request;
 use super::Answer;
 use super::chat::token_logprob;
 use super::prompts::Prompt;
-use super::request::{logprobs, max_tokens};
+use super::request::{max_tokens, top_logprobs};
 use crate::chat::{
     ChatAnswer, ChatEvent, ChatRequest, ChatStream, ChoiceAnswer, EndReason, Prepared,
     TokenLogprob, Tools, Usage, arguments_so_far, chat_messages,
@@ -207,10 +207,7 @@ fn chat_request(
         max_tokens: max_tokens(&options, &["num_predict"])?,
         stop: options.texts("stop")?,
         choices: 1,
-        logprobs: match fields.flag("logprobs")? {
-            true => Some(logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0))?),
-            false => None,
-        },
+        logprobs: top_logprobs(fields)?,
         extra: super::thinking::variables(fields, host)?,
         split_reasoning: true,
         whole_calls: true,

@@ -93,6 +93,14 @@ pub fn logprobs(name: &str, n: usize) -> Result<usize, Problem> {
     Err(Problem::field(name, format!("{name} is {n}; it has to be from 0 to {LOGPROBS}")))
 }
 
+/// The same in the words of OpenAI's chat interface, where they are asked for.
+pub fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, Problem> {
+    if !fields.flag("logprobs")? {
+        return Ok(None);
+    }
+    logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0)).map(Some)
+}
+
 /// Starts the answers.
 ///
 /// # Errors
