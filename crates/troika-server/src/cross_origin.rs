@@ -43,7 +43,6 @@ pub fn preflight(method: &Method, asked: &HeaderMap) -> Option<Response> {
     Some(answer)
 }
 
-/// Lets a page read an answer.
 pub fn let_read(page: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, page);
     let names = HeaderValue::from_static("x-troika-ignored, x-troika-left-out, retry-after");

@@ -27,7 +27,6 @@ pub fn whole(value: &Value) -> Option<i64> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of an object.
     pub fn of(map: &'a Map<String, Value>) -> Fields<'a> {
         Fields(Some(map))
     }
@@ -43,7 +42,6 @@ impl<'a> Fields<'a> {
         self.value(name).map_or(Ok(Fields(None)), |value| Fields::within(name, value))
     }
 
-    /// A field as it is.
     pub fn value(&self, name: &str) -> Option<&'a Value> {
         self.0?.get(name).filter(|v| !v.is_null())
     }

@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// A random number.
 pub fn random() -> u64 {
     let mut bytes = [0; 8];
     // Without a source of randomness the time has to do: it names an answer, it keeps no secret.
@@ -19,7 +18,6 @@ pub fn unique(prefix: &str) -> String {
     format!("{prefix}{:016x}{:08x}", random(), random() as u32)
 }
 
-/// The time since 1970.
 pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

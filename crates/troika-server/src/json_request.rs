@@ -145,7 +145,6 @@ pub fn with_left_out(mut answer: Response, names: &BTreeSet<String>) -> Response
     answer
 }
 
-/// An answer in JSON.
 pub fn json(value: &Value) -> Response {
     ([(CONTENT_TYPE, "application/json")], escaped(value.to_string())).into_response()
 }

@@ -46,7 +46,6 @@ const fn limit(fields: &'static str, items: usize, bytes: usize) -> Limit {
 /// As much as the body may hold.
 const ANY: usize = usize::MAX;
 
-/// The limits by field.
 const LIMITS: &[Limit] = &[
     limit("messages", 16_384, ANY),
     limit("system", 1024, ANY),

@@ -12,26 +12,22 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use troika::Stats;
 
-/// The model that a figure is of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfModel {
     pub model: String,
 }
 
-/// The device of a model that a figure is of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfDevice {
     pub model: String,
     pub device: String,
 }
 
-/// How requests ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfStatus {
     pub code: u16,
 }
 
-/// All figures.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -102,7 +98,6 @@ impl Metrics {
         r.register("expert_hit_ratio", hits, self.expert_hits.clone());
     }
 
-    /// Counts a finished answer.
     pub fn finished(&self, stats: &Stats) {
         self.prompt_tokens.inc_by(stats.prompt_tokens as u64);
         self.cached_tokens.inc_by(stats.cached_tokens as u64);
@@ -115,7 +110,6 @@ impl Metrics {
         }
     }
 
-    /// Adds a device's computing time.
     pub fn computed(&self, model: &str, device: &str, time: Duration) {
         let of = OfDevice { model: model.into(), device: device.into() };
         self.busy.get_or_create(&of).inc_by(time.as_secs_f64());
@@ -130,7 +124,6 @@ impl Metrics {
         self.expert_hits.remove(&of);
     }
 
-    /// All figures as text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.

@@ -95,7 +95,6 @@ pub struct ListedModel {
     pub state: ModelState,
 }
 
-/// All models on offer.
 pub struct Models {
     offered: Vec<Arc<OfferedModel>>,
     memory: Option<u64>,
@@ -363,7 +362,6 @@ impl Models {
         self.list().into_iter().find(|listed| listed.name == *found)
     }
 
-    /// All models.
     pub fn list(&self) -> Vec<ListedModel> {
         let list = |p: &Arc<OfferedModel>| ListedModel {
             name: p.offer.name.clone(),

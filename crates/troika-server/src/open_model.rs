@@ -75,7 +75,6 @@ pub struct OpenModel {
     pub plain_format: Format,
     /// The time of the server at which the model's clock began.
     pub clock_began: Duration,
-    /// Grammars that were compiled for it.
     pub grammars: KeptGrammars,
     /// How long it stays open when nobody uses it, if a client has said so; `None`: for ever.
     kept: Mutex<Option<Option<Duration>>>,
@@ -133,7 +132,6 @@ impl Drop for Watcher {
 }
 
 impl Watcher {
-    /// A watcher of a model.
     pub fn new(host: &Arc<OpenModel>) -> Watcher {
         let before = host.shared.watchers.fetch_add(1, Ordering::Relaxed);
         let mut recent = lock(&host.shared.recent);
@@ -232,12 +230,10 @@ impl OpenModel {
         vocabulary.compile_holding(constrain, place).map_err(|e| Problem::bad(e.to_string()))
     }
 
-    /// What it is doing.
     pub fn figures(&self) -> Figures {
         lock(&self.shared.figures).clone()
     }
 
-    /// Counts a generated token.
     pub fn count_generated(&self) {
         self.shared.generated.fetch_add(1, Ordering::Relaxed);
     }
@@ -312,7 +308,6 @@ fn make_vocabulary(model: &Model) -> Result<Vocabulary, String> {
     Vocabulary::new(tokens, special, ends, Arc::new(encode)).map_err(|e| e.to_string())
 }
 
-/// The thread that computes.
 struct EngineThread {
     name: String,
     model: Model,

@@ -60,7 +60,6 @@ const FILES: &[PageFile] = &[
     file!("views.css", CSS),
 ];
 
-/// Whether a path is a file of the page.
 pub fn is_page(path: &str) -> bool {
     path == "/" || FILES.iter().any(|file| file.path == path)
 }

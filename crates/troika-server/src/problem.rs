@@ -36,7 +36,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with a status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Problem {
         Problem { status, message: message.into(), ..Problem::default() }
     }
@@ -46,7 +45,6 @@ impl Problem {
         Problem::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A field that is wrong.
     pub fn field(name: &str, message: impl Into<String>) -> Problem {
         Problem { param: Some(name.into()), ..Problem::bad(message) }
     }
@@ -56,7 +54,6 @@ impl Problem {
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// With a name for programs.
     pub fn with_code(self, code: &'static str) -> Problem {
         Problem { code: Some(code), ..self }
     }
@@ -101,7 +98,6 @@ impl Problem {
         }
     }
 
-    /// Anthropic's name of the kind of problem.
     fn anthropic_kind(&self) -> &'static str {
         match self.status {
             StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
@@ -111,7 +107,6 @@ impl Problem {
         }
     }
 
-    /// The body of the answer.
     pub fn body(&self, dialect: Dialect) -> Value {
         let words = self.words(dialect);
         match dialect {

@@ -24,7 +24,6 @@ pub struct Client {
     pub priority: i32,
 }
 
-/// Asks for places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     pub client: ClientId,
@@ -38,22 +37,18 @@ pub struct Asked {
     pub further: bool,
 }
 
-/// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// As many wait as may.
     #[error("{waiting} requests wait already; try again in {retry_after} s")]
     Full {
         waiting: usize,
         /// A guess of when one of them will be through.
         retry_after: u64,
     },
-    /// More at once than there are places.
     #[error(
         "{asked} answers at once are more than the {places} that the server computes; ask for fewer, or start it with --parallel {asked}"
     )]
     TooMany { asked: usize, places: usize },
-    /// The server ends.
     #[error("the server is being shut down; try again when it runs")]
     Closed,
 }
@@ -184,7 +179,6 @@ impl FairQueue {
         refused.into_iter().for_each(|mut permit| permit.places = 0);
     }
 
-    /// Requests that wait.
     pub fn waiting(&self) -> usize {
         let mut state = self.lock();
         state.forget_gone();

@@ -32,7 +32,6 @@ pub struct Told {
     times: Vec<Instant>,
     /// Fields that nobody knows.
     pub ignored: Vec<String>,
-    /// The model that it got.
     pub model: String,
     pub prompt: usize,
     /// The part of them that was cached.
@@ -54,12 +53,10 @@ impl Record {
         RECORD.try_with(Clone::clone).unwrap_or_default()
     }
 
-    /// Notes something.
     pub fn note<T>(&self, note: impl FnOnce(&mut Told) -> T) -> T {
         note(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes a token of an answer.
     pub fn token(&self) {
         self.note(|told| {
             told.tokens += 1;

@@ -187,7 +187,6 @@ async fn stop() -> bool {
     false
 }
 
-/// The most connections at once.
 const MOST_CONNECTIONS: usize = 2048;
 
 /// Counts a connection as long as it is open.

@@ -13,7 +13,6 @@ use crate::options::ServerOptions;
 use crate::problem::Problem;
 use crate::queue::FairQueue;
 
-/// The server's state.
 pub struct Server {
     pub options: ServerOptions,
     pub models: Arc<Models>,

@@ -20,7 +20,6 @@ const SILENCE: Duration = Duration::from_secs(15);
 
 /// Writes the news of answers in a client's form.
 pub trait EventWriter: Send + 'static {
-    /// The type of the stream.
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
     /// What comes first, so that the head of the response goes out before the first token is there.
@@ -52,7 +51,6 @@ pub fn data(value: &Value, out: &mut String) {
     out.push_str("\n\n");
 }
 
-/// Writes an event with a name.
 pub fn named(name: &str, value: &Value, out: &mut String) {
     out.push_str("event: ");
     out.push_str(name);

@@ -54,7 +54,6 @@ impl ThinkingBudget {
         self.closing.get(self.at?).map(Vec::as_slice)
     }
 
-    /// A token was generated.
     pub fn accept(&mut self, token: u32) {
         if let Some(at) = self.at {
             self.at = Some(at + 1).filter(|at| *at < self.closing.len());

@@ -61,7 +61,6 @@ impl Demand {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Product {
     input: ValueId,
-    /// The format of the activations.
     pub format: ActivationFormat,
     /// Rows of the activations.
     pub rows: usize,
@@ -71,9 +70,7 @@ pub(crate) struct Product {
     pub terms: usize,
     /// Bytes of the weight matrix.
     pub bytes: u64,
-    /// Whether the weights are quantized.
     pub quantized: bool,
-    /// Its form.
     pub form: Option<ProductForm>,
 }
 

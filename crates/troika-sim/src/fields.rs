@@ -23,7 +23,6 @@ impl<'a> Fields<'a> {
         Fields { file, place, table, known: Vec::new() }
     }
 
-    /// An error about a field.
     pub fn wrong(&self, field: &str, why: impl Into<String>) -> SocError {
         let why: String = why.into();
         SocError::Invalid(format!("{}{}: {field} {why}", self.file, self.place))
@@ -77,7 +76,6 @@ impl<'a> Fields<'a> {
         value.ok_or_else(|| self.wrong(field, format!("is missing; it is {what}")))
     }
 
-    /// A string.
     pub fn text(&mut self, field: &'static str, what: &str) -> Result<&'a str, SocError> {
         let value = self.need(field, what)?;
         self.found(field, value, value.as_str(), || what.into())
@@ -108,7 +106,6 @@ impl<'a> Fields<'a> {
         self.found(field, value, rate, || format!("a number from {least} to {most:e}"))
     }
 
-    /// An optional rate.
     pub fn maybe_rate(&mut self, field: &'static str) -> Result<Option<f64>, SocError> {
         self.get(field).map(|value| self.rate_of(field, value)).transpose()
     }

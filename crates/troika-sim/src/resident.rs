@@ -44,7 +44,6 @@ impl Resident {
         lock(&self.0).bytes
     }
 
-    /// Whether a weight is resident.
     pub fn has(&self, w: &WeightDecl) -> bool {
         lock(&self.0).weights.contains_key(&key(w))
     }

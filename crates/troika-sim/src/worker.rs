@@ -29,7 +29,6 @@ pub(crate) struct Worker {
 
 /// A checked task.
 pub(crate) struct Prepared {
-    /// Its cost.
     pub need: TaskCost,
     /// The places of a run's values; `None` for other tasks.
     run: Option<Bound>,

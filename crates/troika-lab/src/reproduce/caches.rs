@@ -64,7 +64,6 @@ pub enum Prefetch {
     Named,
 }
 
-/// What came of a replay.
 #[derive(Clone, Copy, Default)]
 pub struct Replayed {
     hits: usize,

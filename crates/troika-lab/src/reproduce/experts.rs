@@ -55,7 +55,6 @@ fn record(texts: &[&[u32]], inputs: bool) -> Result<Vec<RecordedRouting>, LabErr
     Ok(recorded.unwrap_or_default())
 }
 
-/// The tokens of the novel.
 pub fn novel() -> Result<Vec<u32>, LabError> {
     let [novel, _] = tokens()?;
     Ok(novel)

@@ -20,7 +20,6 @@ pub enum Phone {
     Elite,
 }
 
-/// The parameters of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Case {
     pub phone: Phone,
@@ -57,7 +56,6 @@ impl Case {
     }
 }
 
-/// A folder for temporary files.
 pub fn temporary_folder() -> Result<tempfile::TempDir, LabError> {
     let why = "a folder for temporary files cannot be made";
     let told = |e| LabError::Impossible(format!("{why}: {e}; set TMPDIR to one with room"));
@@ -66,7 +64,6 @@ pub fn temporary_folder() -> Result<tempfile::TempDir, LabError> {
 
 const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 
-/// Runs simulations.
 pub struct Lab {
     /// The devices of measurements.
     pub devices: DeviceOptions,
@@ -107,7 +104,6 @@ impl Lab {
         Ok(self.shapes[model].clone())
     }
 
-    /// The result of a simulation.
     pub fn run(&mut self, case: Case) -> Result<Figures, LabError> {
         if let Some(known) = self.done.get(&case) {
             return Ok(known.clone());

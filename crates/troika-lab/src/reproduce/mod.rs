@@ -70,7 +70,6 @@ pub fn reproduced_ids() -> Vec<&'static str> {
     targets().map(|t| t.id).collect()
 }
 
-/// A target and its result.
 struct Reproduced {
     target: Target,
     outcome: Outcome,
@@ -147,7 +146,6 @@ impl Report {
         (passed, of_kind().count(), median(errors))
     }
 
-    /// The summary in sentences.
     fn sentences(&self) -> Vec<String> {
         let percent = |m: Option<f64>| m.map_or("none".into(), |m| format!("{:.1} %", m * 100.0));
         let mut all: Vec<String> = Kind::ALL

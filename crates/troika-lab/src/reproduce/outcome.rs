@@ -30,30 +30,22 @@ impl Kind {
 
 /// A claim in a paper.
 pub struct Target {
-    /// Its name.
     pub id: &'static str,
-    /// Its use.
     pub kind: Kind,
-    /// The claim.
     pub claim: &'static str,
     /// The condition for passing.
     pub tolerance: &'static str,
-    /// The experiment.
     pub run: RunWhen,
 }
 
 /// The experiment of a target.
 pub struct Experiment {
-    /// The target's name.
     pub id: &'static str,
-    /// When it runs, and what.
     pub run: RunWhen,
 }
 
-/// When an experiment runs.
 #[derive(Clone, Copy)]
 pub enum RunWhen {
-    /// Always.
     Always(fn(&mut Lab) -> Result<Outcome, LabError>),
     /// Where its target is named, and the reason: what computes with real kernels or measures this
     /// machine would make a list of all targets slow, and another one each time.
@@ -65,21 +57,17 @@ pub enum RunWhen {
 /// A number of a target.
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// Its description.
     pub what: String,
-    /// The printed value.
     pub printed: f64,
     /// The experiment's value.
     pub ours: f64,
 }
 
 impl Item {
-    /// Makes a number.
     pub fn new(what: impl Into<String>, printed: f64, ours: f64) -> Item {
         Item { what: what.into(), printed, ours }
     }
 
-    /// `ours / printed - 1`.
     pub fn error(&self) -> f64 {
         self.ours / self.printed - 1.0
     }
@@ -99,9 +87,7 @@ pub enum Verdict {
 /// The result of a target, with a note.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The result.
     pub verdict: Verdict,
-    /// A note for people.
     pub note: String,
 }
 
@@ -124,29 +110,24 @@ impl Outcome {
         })
     }
 
-    /// A result in words.
     pub fn words(printed: impl Into<String>, ours: impl Into<String>, pass: bool) -> Outcome {
         let (printed, ours) = (printed.into(), ours.into());
         Outcome { verdict: Verdict::Words { printed, ours, pass }, note: String::new() }
     }
 
-    /// It cannot be run here.
     pub fn not_run(why: &'static str) -> Outcome {
         Outcome { verdict: Verdict::NotRun(why), note: String::new() }
     }
 
-    /// Adds a note.
     pub fn noted(mut self, note: impl Into<String>) -> Outcome {
         self.note = note.into();
         self
     }
 
-    /// Whether it ran.
     pub fn ran(&self) -> bool {
         !matches!(self.verdict, Verdict::NotRun(_))
     }
 
-    /// Whether it passes.
     pub fn pass(&self) -> bool {
         match &self.verdict {
             Verdict::Numbers { pass, .. } | Verdict::Words { pass, .. } => *pass,
@@ -154,7 +135,6 @@ impl Outcome {
         }
     }
 
-    /// The result in one word.
     pub fn word(&self) -> &'static str {
         match (self.ran(), self.pass()) {
             (false, _) => "not run",
@@ -163,7 +143,6 @@ impl Outcome {
         }
     }
 
-    /// The numbers.
     pub fn items(&self) -> &[Item] {
         match &self.verdict {
             Verdict::Numbers { items, .. } => items,
@@ -171,7 +150,6 @@ impl Outcome {
         }
     }
 
-    /// Their relative errors.
     pub fn errors(&self) -> Vec<f64> {
         self.items().iter().map(Item::error).filter(|e| e.is_finite()).collect()
     }
@@ -210,7 +188,6 @@ pub fn figure(x: f64) -> String {
     }
 }
 
-/// The mean.
 pub fn mean(list: &[f64]) -> f64 {
     list.iter().sum::<f64>() / list.len().max(1) as f64
 }

@@ -17,7 +17,6 @@ use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 use troika::model::answer::Delta;
 
-/// Answers messages.
 pub async fn messages(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let fields = call.fields();
@@ -29,7 +28,6 @@ pub async fn messages(call: JsonRequest) -> Answer {
     stream::answer(answers, streams, writer, MessageWriter::whole).await
 }
 
-/// Counts the tokens of messages.
 pub async fn count_tokens(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let request = chat_request(&call.fields(), &host)?;

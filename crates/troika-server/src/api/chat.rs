@@ -19,7 +19,6 @@ use crate::problem::Problem;
 use crate::stream::{self, EventWriter};
 use troika::model::answer::Delta;
 
-/// Answers a conversation.
 pub async fn chat(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let fields = call.fields();
@@ -172,7 +171,6 @@ impl AnswerForm {
         }
     }
 
-    /// Writes the end of a stream.
     pub fn end(&self, kind: &str, all: &Usage, out: &mut String) {
         if self.with_usage {
             stream::data(&self.counted(kind, json!([]), all), out);

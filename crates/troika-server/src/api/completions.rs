@@ -33,7 +33,6 @@ struct Asked {
     logprobs: Option<usize>,
 }
 
-/// Goes on with texts.
 pub async fn completions(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let fields = call.fields();

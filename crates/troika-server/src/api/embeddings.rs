@@ -207,7 +207,6 @@ async fn ollama(call: &JsonRequest, name: &'static str) -> Result<Embedded, Prob
     Ok(embedded)
 }
 
-/// Ollama's embeddings.
 pub async fn ollama_embed(call: JsonRequest) -> Answer {
     let began = Instant::now();
     let Embedded { host, rows, tokens } = ollama(&call, "input").await?;

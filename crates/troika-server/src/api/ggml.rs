@@ -33,7 +33,6 @@ const NEAR: usize = 2048;
 /// Names of the most tokens of an answer.
 const MOST: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
 
-/// Goes on with prompts.
 pub async fn completion(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let given: Value = call.fields().need("prompt")?;

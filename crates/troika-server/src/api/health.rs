@@ -32,7 +32,6 @@ pub async fn health(State(server): State<Arc<Server>>) -> Answer {
     Err(Problem { retry_after: Some(1), ..problem })
 }
 
-/// Figures for Prometheus.
 pub async fn metrics(State(server): State<Arc<Server>>) -> Response {
     server.metrics.queued.set(server.queue.waiting() as i64);
     server.metrics.running.set(server.queue.running() as i64);

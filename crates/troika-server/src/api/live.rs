@@ -28,7 +28,6 @@ const EVERY: Duration = Duration::from_millis(250);
 /// The most spans of an event: more cannot be seen.
 const SPANS: usize = 2_000;
 
-/// What the server is doing.
 pub async fn status(State(server): State<Arc<Server>>) -> Response {
     json_request::json(&status_of(&server))
 }

@@ -34,7 +34,6 @@ use crate::state::Server;
 /// What a request is answered with. The error says what is wrong with it, or why it is not served.
 type Answer = Result<Response, Problem>;
 
-/// All routes of the interfaces.
 pub fn routes() -> Router<Arc<Server>> {
     let routes = Router::new()
         .route("/health", get(health::health))

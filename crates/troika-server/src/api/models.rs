@@ -29,7 +29,6 @@ fn model(name: &str, listed: &ListedModel) -> Value {
     model
 }
 
-/// Lists the models.
 pub async fn list(State(server): State<Arc<Server>>) -> Response {
     let list = server.models.list();
     let data = list.iter().flat_map(|listed| listed.names.iter().map(|name| model(name, listed)));
@@ -57,7 +56,6 @@ pub async fn ggml_list(State(server): State<Arc<Server>>) -> Response {
     json_request::json(&json!({"object": "list", "data": data, "models": models}))
 }
 
-/// Tells of a model.
 pub async fn one(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Answer {
     let found = server.models.listed(&name).ok_or_else(|| server.models.unknown(&name))?;
     Ok(json_request::json(&model(&found.name, &found)))

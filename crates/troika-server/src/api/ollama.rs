@@ -35,7 +35,6 @@ enum Verb {
     Generate,
 }
 
-/// Answers a conversation.
 pub async fn chat(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let messages = fields.value("messages");

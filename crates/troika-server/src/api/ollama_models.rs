@@ -88,7 +88,6 @@ pub fn entries(server: &Server) -> Value {
     list.iter().flat_map(of).collect()
 }
 
-/// The models on offer.
 pub async fn tags(State(server): State<Arc<Server>>) -> Response {
     json_request::json(&json!({"models": entries(&server)}))
 }

@@ -10,7 +10,6 @@ use crate::json_request::JsonRequest;
 use crate::problem::Problem;
 use crate::stream;
 
-/// Answers a conversation.
 pub async fn responses(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let fields = call.fields();

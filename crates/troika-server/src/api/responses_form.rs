@@ -7,7 +7,6 @@ use crate::fields::Fields;
 use crate::ids;
 use crate::problem::Problem;
 
-/// The kinds of items of a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ItemKind {
     Message,
@@ -62,7 +61,6 @@ pub struct ResponseForm {
 }
 
 impl ResponseForm {
-    /// The form of a request's response.
     pub fn new(fields: &Fields<'_>, model: &str) -> ResponseForm {
         let said = |name: &str| fields.value(name).cloned().unwrap_or(Value::Null);
         let or = |name: &str, default: Value| fields.value(name).cloned().unwrap_or(default);
@@ -116,7 +114,6 @@ impl ResponseForm {
         whole
     }
 
-    /// The response that failed.
     pub fn failed(&self, problem: &Problem) -> Value {
         let mut whole = self.object.clone();
         whole["status"] = "failed".into();

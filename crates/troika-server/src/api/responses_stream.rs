@@ -18,7 +18,6 @@ pub struct ResponseWriter {
 }
 
 impl ResponseWriter {
-    /// A writer at the start of a response.
     pub fn new(form: ResponseForm) -> ResponseWriter {
         let (done, open, reason) = (Vec::new(), None, EndReason::Stop);
         ResponseWriter { form, number: 0, done, open, reason }

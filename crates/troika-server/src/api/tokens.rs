@@ -18,7 +18,6 @@ use crate::problem::Problem;
 use crate::state::Server;
 use crate::turn::Turn;
 
-/// Text to token ids.
 pub async fn tokenize(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let fields = call.fields();
@@ -59,7 +58,6 @@ pub async fn tokenize(call: JsonRequest) -> Answer {
     Ok(json_request::json(&json!({"tokens": tokens, "count": count, "max_model_len": most})))
 }
 
-/// Token ids to text.
 pub async fn detokenize(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let ids: Vec<u32> = call.fields().need("tokens")?;

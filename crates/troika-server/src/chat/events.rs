@@ -183,7 +183,6 @@ impl ChatStream {
         }
     }
 
-    /// Tokens so far.
     pub fn usage(&self) -> Usage {
         self.usage
     }

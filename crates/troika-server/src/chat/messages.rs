@@ -46,7 +46,6 @@ pub fn content_of(content: &Value) -> Result<Value, Problem> {
     }
 }
 
-/// A part that is a text.
 pub fn text_part(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }

@@ -23,13 +23,11 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// The tools of a conversation.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
     pub list: Vec<ToolSpec>,
     /// The tools by their names as templates are given them: with the members that the client sent.
     pub given: BTreeMap<String, Value>,
-    /// Whether they are called.
     pub choice: ToolChoice,
     /// Whether only one may be called at once.
     pub single: bool,

@@ -22,7 +22,6 @@ pub enum Constrain {
     Choice(Vec<String>),
     /// A form after a thought, or instead of calls: the grammar in Lark names it `@form`.
     Within {
-        /// The form.
         form: Box<Constrain>,
         /// What is around it.
         lark: String,

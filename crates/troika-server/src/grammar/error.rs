@@ -3,10 +3,8 @@
 /// A vocabulary or a grammar that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// The vocabulary itself.
     #[error("the model's vocabulary cannot be constrained: {0}")]
     Vocabulary(String),
-    /// What a request asks for.
     #[error("the {kind} cannot be honoured: {why}")]
     Refused { kind: &'static str, why: String },
 }

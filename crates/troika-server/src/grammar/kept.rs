@@ -14,7 +14,6 @@ const BYTES: usize = 4 << 20;
 pub struct KeptGrammars(Mutex<VecDeque<(String, Arc<Grammar>)>>);
 
 impl KeptGrammars {
-    /// The grammar of a text.
     pub fn get(&self, text: &str) -> Option<Arc<Grammar>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().position(|(known, _)| known == text)?;
