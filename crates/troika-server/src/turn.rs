@@ -114,6 +114,15 @@ impl Turn {
         .await?
     }
 
+    /// The compiled grammar of what an answer must follow, if it must follow anything.
+    ///
+    /// # Errors
+    /// Those of [`Turn::compile`].
+    pub async fn grammar(&self, of: Option<Constrain>) -> Result<Option<Arc<Grammar>>, Problem> {
+        let Some(constrain) = of else { return Ok(None) };
+        self.compile(constrain).await.map(Some)
+    }
+
     /// The compiled grammar of a constraint, which is kept for the next request with the same one.
     ///
     /// # Errors

@@ -38,9 +38,7 @@ pub async fn completions(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let turn = Turn::new(&call, &host);
     let mut asked = asked(&fields, &turn)?;
-    if let Some(constrain) = super::constrain::read(&fields)? {
-        asked.generation.grammar = Some(turn.compile(constrain).await?);
-    }
+    asked.generation.grammar = turn.grammar(super::constrain::read(&fields)?).await?;
     let given = fields.value("prompt").cloned().unwrap_or_default();
     let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
     if suffix.is_some() && asked.echo && asked.logprobs.is_some() {

@@ -154,10 +154,7 @@ impl Asked {
         let time = fields.get::<i64>("t_max_predict_ms")?.and_then(|ms| u64::try_from(ms).ok());
         let time = time.filter(|ms| *ms > 0).map(Duration::from_millis);
         let lines = Some(LineLimit::new(fields.get("n_indent")?.unwrap_or(0), time));
-        let grammar = match super::constrain::read(fields)? {
-            Some(constrain) => Some(turn.compile(constrain).await?),
-            None => None,
-        };
+        let grammar = turn.grammar(super::constrain::read(fields)?).await?;
         let fresh = fresh(fields)?;
         let generation =
             Generation { request, choices: 1, grammar, lines, fresh, ..Generation::default() };

@@ -159,10 +159,7 @@ async fn raw(
         })
     };
     let prompt = turn.prepare(bytes, tokenize).await?;
-    let grammar = match request.constrain {
-        Some(constrain) => Some(turn.compile(constrain).await?),
-        None => None,
-    };
+    let grammar = turn.grammar(request.constrain).await?;
     let max_tokens = call.server.options.max_tokens.into_iter().chain(request.max_tokens).min();
     let ChatRequest { params, stop, logprobs, .. } = request;
     let request = Request { params, max_tokens, stop, logprobs, ..Request::default() };

@@ -27,5 +27,6 @@ pub async fn responses(call: JsonRequest) -> Answer {
     let form = ResponseForm::new(&fields, &host.name);
     let streams = fields.flag("stream")?;
     let answers = start(&call, &host, request).await?;
-    stream::answer(answers, streams, ResponseWriter::new(form), ResponseWriter::whole).await
+    let writer = ResponseWriter::new(form);
+    stream::answer(answers, streams, writer, |writer, answer| writer.form.whole(answer)).await
 }

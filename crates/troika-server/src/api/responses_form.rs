@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::chat::{ChoiceAnswer, EndReason, Usage};
+use crate::chat::{ChatAnswer, EndReason, Usage};
 use crate::fields::Fields;
 use crate::ids;
 use crate::problem::Problem;
@@ -57,7 +57,8 @@ impl Item {
 
 /// What every form of the response says.
 pub struct ResponseForm {
-    object: Value,
+    /// The response while it is made.
+    pub object: Value,
 }
 
 impl ResponseForm {
@@ -89,11 +90,6 @@ impl ResponseForm {
             "usage": null,
         });
         ResponseForm { object }
-    }
-
-    /// The response while it is made.
-    pub fn in_progress(&self) -> Value {
-        self.object.clone()
     }
 
     /// The response that was made.
@@ -158,7 +154,8 @@ impl ResponseForm {
         item
     }
 
-    pub fn whole(&self, choice: &ChoiceAnswer, usage: &Usage) -> Value {
+    pub fn whole(&self, answer: ChatAnswer) -> Value {
+        let choice = answer.choices.into_iter().next().unwrap_or_default();
         let mut items = Vec::new();
         let reason = choice.reason.unwrap_or(EndReason::Stop);
         if !choice.reasoning.is_empty() {
@@ -175,7 +172,7 @@ impl ResponseForm {
         if let Some(last) = output.last_mut() {
             last["status"] = status(reason).into();
         }
-        self.complete(output, reason, usage)
+        self.complete(output, reason, &answer.usage)
     }
 }
 

@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::responses_form::{Item, ItemKind, ResponseForm, status};
-use crate::chat::{ChatAnswer, ChatEvent, EndReason, Usage};
+use crate::chat::{ChatEvent, EndReason, Usage};
 use crate::problem::Problem;
 use crate::stream::{self, EventWriter};
 use troika::model::answer::Delta;
 
 /// Writes events with numbers.
 pub struct ResponseWriter {
-    form: ResponseForm,
+    pub form: ResponseForm,
     number: usize,
     done: Vec<Value>,
     open: Option<Item>,
@@ -21,11 +21,6 @@ impl ResponseWriter {
     pub fn new(form: ResponseForm) -> ResponseWriter {
         let (done, open, reason) = (Vec::new(), None, EndReason::Stop);
         ResponseWriter { form, number: 0, done, open, reason }
-    }
-
-    pub fn whole(self, answer: ChatAnswer) -> Value {
-        let choice = answer.choices.into_iter().next().unwrap_or_default();
-        self.form.whole(&choice, &answer.usage)
     }
 
     fn send(&mut self, kind: &str, mut event: Value, out: &mut String) {
@@ -101,7 +96,7 @@ fn event(kind: ItemKind) -> &'static str {
 
 impl EventWriter for ResponseWriter {
     fn begin(&mut self, out: &mut String) {
-        let response = json!({"response": self.form.in_progress()});
+        let response = json!({"response": self.form.object});
         self.send("response.created", response.clone(), out);
         self.send("response.in_progress", response, out);
     }
