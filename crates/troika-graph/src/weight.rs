@@ -53,6 +53,11 @@ impl WeightDecl {
         WeightDecl { name, rows, cols, dtype, slice: None }
     }
 
+    /// Bytes of its rows, as they are stored.
+    pub fn bytes(&self) -> u64 {
+        (self.rows as u64).saturating_mul(self.dtype.row_size(self.cols) as u64)
+    }
+
     /// Rows and columns of the weight in the store.
     pub fn stored(&self) -> (usize, usize) {
         match self.slice {

@@ -130,8 +130,7 @@ impl RunShape<'_> {
     }
 
     fn weight_bytes(&self, w: WeightRef) -> u64 {
-        let w = self.graph.weight(w);
-        times(&[w.rows, w.dtype.row_size(w.cols)])
+        self.graph.weight(w).bytes()
     }
 
     /// Bytes of a product's weight: bytes with a scale for each row where inputs have one scale.

@@ -4,7 +4,7 @@ use troika_device::{CopyRows, DeviceError, Rect, Run, SpaceId, View};
 use troika_graph::{Dim, Node, Op, Subgraph, Value, WeightRef};
 
 use crate::loaded::Loaded;
-use crate::resident::{Resident, weight_bytes};
+use crate::resident::Resident;
 use crate::soc::{Processor, ProcessorKind};
 
 /// A processor's limits as a device.
@@ -69,9 +69,9 @@ impl Limits {
             }
             more.seen.push(w);
             let decl = graph.weight(w);
-            more.graph = more.graph.saturating_add(weight_bytes(decl));
+            more.graph = more.graph.saturating_add(decl.bytes());
             if !resident.has(decl) {
-                more.new = more.new.saturating_add(weight_bytes(decl));
+                more.new = more.new.saturating_add(decl.bytes());
             }
         }
         if let Some(most) = self.processor.max_graph_bytes.filter(|most| more.graph > *most) {

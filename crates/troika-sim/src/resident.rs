@@ -29,11 +29,6 @@ pub(crate) struct Residency {
     keys: Vec<Key>,
 }
 
-pub(crate) fn weight_bytes(w: &WeightDecl) -> u64 {
-    let row = w.dtype.row_size(w.cols);
-    (w.rows as u64).saturating_mul(row as u64)
-}
-
 fn key(w: &WeightDecl) -> Key {
     (w.name.clone(), w.stored_rows(), w.stored_cols())
 }
@@ -62,7 +57,7 @@ impl Resident {
         }
         let mut keys: Vec<(Key, u64)> = Vec::new();
         for w in &graph.weights {
-            let (key, bytes) = (key(w), weight_bytes(w));
+            let (key, bytes) = (key(w), w.bytes());
             if !keys.iter().any(|(k, _)| *k == key) {
                 keys.push((key, bytes));
             }

@@ -63,18 +63,13 @@ impl RunWork {
         for w in e.gate.iter().chain(&e.up).chain(&e.down) {
             let decl = graph.weight(*w);
             self.products += (decl.rows * decl.cols) as f64 * chosen / count;
-            self.weight_bytes += bytes(graph, *w) * read;
+            self.weight_bytes += decl.bytes() as f64 * read;
         }
     }
 
     fn product(&mut self, graph: &Subgraph, w: WeightRef, share: f64) {
         let decl = graph.weight(w);
         self.products += (decl.rows * decl.cols) as f64 * share;
-        self.weight_bytes += bytes(graph, w) * share;
+        self.weight_bytes += decl.bytes() as f64 * share;
     }
-}
-
-fn bytes(graph: &Subgraph, w: WeightRef) -> f64 {
-    let decl = graph.weight(w);
-    (decl.rows * decl.dtype.row_bytes(decl.cols).unwrap_or(0)) as f64
 }

@@ -292,8 +292,7 @@ pub(crate) fn nanoseconds(t: &TaskTime) -> f64 {
 }
 
 fn bytes_of(graph: &Subgraph) -> usize {
-    let of = |w: &WeightDecl| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0);
-    graph.weights.iter().map(of).sum()
+    graph.weights.iter().map(|w| w.bytes() as usize).sum()
 }
 
 /// Bytes of all weights of a model; shared ones count for each reader.

@@ -75,11 +75,10 @@ pub struct Lab {
 
 impl Lab {
     pub fn new() -> Result<Lab, LabError> {
-        let find = |name| Soc::find(name).map_err(LabError::from);
         Ok(Lab {
             devices: super::two_cpus::devices(),
-            gen3: find("sd8gen3-fp16")?,
-            elite: find("sd8elite-fp16")?,
+            gen3: Soc::find("sd8gen3-fp16")?,
+            elite: Soc::find("sd8elite-fp16")?,
             done: HashMap::new(),
             shapes: HashMap::new(),
         })

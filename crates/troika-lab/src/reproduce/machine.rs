@@ -52,10 +52,7 @@ const EACH: Duration = Duration::from_micros(1000);
 
 /// Predicted waits compared with blocking and spinning.
 fn waits(_: &mut Lab) -> Result<Outcome, LabError> {
-    let measure = |by| {
-        let found = measure_hand_overs(by, HAND_OVERS, EACH);
-        found.map_err(LabError::from)
-    };
+    let measure = |by| measure_hand_overs(by, HAND_OVERS, EACH);
     let predicted = measure(HandOverBy::Predicting)?;
     let spinning = measure(HandOverBy::Spinning)?;
     let blocking = measure(HandOverBy::Blocking)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use troika::SocCosts;
-use troika::graph::DType;
+use troika::graph::{DType, WeightDecl};
 use troika::model::lower::{LowerOptions, SegmentKind, lower};
 use troika::plan::{Phase, Plan, PlanDevice, PlanRequest, Policy, Strategy, make};
 use troika::sim::Soc;
@@ -108,7 +108,7 @@ fn placed(
     let bytes = |kinds: &[SegmentKind]| -> u64 {
         let of_layer = lowered.segments.iter().filter(|s| s.layer == Some(0));
         let weights = of_layer.filter(|s| kinds.contains(&s.kind)).flat_map(|s| &s.graph.weights);
-        weights.map(|w| (w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)) as u64).sum()
+        weights.map(WeightDecl::bytes).sum()
     };
     let (ffn, attention) = (on(SegmentKind::Ffn), on(SegmentKind::Qkv));
     let of_ffn = bytes(&[SegmentKind::Ffn]);

@@ -91,8 +91,7 @@ fn behind_norm(graph: &Subgraph) -> Vec<Subgraph> {
 /// Bytes of a graph's weights, and of its values as halves, which is how the phone's NPU keeps
 /// floats.
 fn bytes(graph: &Subgraph) -> f64 {
-    let weights = graph.weights.iter();
-    let weights = weights.map(|w| w.rows * w.dtype.row_bytes(w.cols).unwrap_or(0)).sum::<usize>();
+    let weights: usize = graph.weights.iter().map(|w| w.bytes() as usize).sum();
     let states = |i: &usize| graph.states.iter().any(|s| s.0 as usize == *i);
     let values = graph.values.iter().enumerate().filter(|(i, _)| !states(i));
     let values = values.map(|(_, v)| CHUNK * DType::F16.row_size(v.shape.row_len()));

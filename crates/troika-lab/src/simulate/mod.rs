@@ -361,8 +361,7 @@ fn weight_bytes(lowered: &Lowered) -> u64 {
     let mut seen = std::collections::HashSet::new();
     for w in lowered.segments.iter().flat_map(|s| &s.graph.weights) {
         if seen.insert(&w.name) {
-            let row = w.dtype.row_bytes(w.cols).unwrap_or(0) as u64;
-            sum = sum.saturating_add((w.rows as u64).saturating_mul(row));
+            sum = sum.saturating_add(w.bytes());
         }
     }
     sum
