@@ -21,8 +21,3 @@ pub fn unique(prefix: &str) -> String {
 pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
-
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    since_1970().as_secs()
-}

@@ -121,7 +121,7 @@ impl Drop for InUse {
 
 /// Looks at a model's timeline from its making on.
 pub struct Watcher {
-    host: Arc<OpenModel>,
+    pub host: Arc<OpenModel>,
     next: u64,
 }
 
@@ -151,10 +151,6 @@ impl Watcher {
         let began = self.host.clock_began;
         let moved = |s: &Span| Span { start: s.start + began, end: s.end + began, ..s.clone() };
         recent.spans.iter().skip(from).map(moved).collect()
-    }
-
-    pub fn host(&self) -> &Arc<OpenModel> {
-        &self.host
     }
 }
 

@@ -116,7 +116,7 @@ async fn next<W: EventWriter>(
                 }
                 None => {
                     stream.record.note(|told| told.whole = true);
-                    writer.end(&stream.usage(), out);
+                    writer.end(&stream.usage, out);
                     return None;
                 }
             }

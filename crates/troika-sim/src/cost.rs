@@ -40,14 +40,7 @@ impl Rates {
     }
 
     fn peak(&self, format: ActivationFormat) -> f64 {
-        let PeakRates { f32, int8, bf16 } = self.peaks;
-        match format {
-            ActivationFormat::F32 => f32,
-            ActivationFormat::Int(_) => int8.unwrap_or(f32),
-            ActivationFormat::Bf16 | ActivationFormat::F16 | ActivationFormat::F16Int4 => {
-                bf16.unwrap_or(f32)
-            }
-        }
+        self.peaks.own(format).unwrap_or(self.peaks.f32)
     }
 
     /// The cost of a run whose products count as plain operations.

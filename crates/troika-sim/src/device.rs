@@ -17,6 +17,7 @@ use crate::board::Board;
 use crate::bucket::{bucket_of, with_symbols};
 use crate::clock::VirtualClock;
 use crate::cost::Rates;
+use crate::lane::Lane;
 use crate::limits::Limits;
 use crate::loaded::{Code, Compiled, Loaded};
 use crate::queue::{VirtualQueue, in_real_time};
@@ -96,8 +97,9 @@ impl VirtualDevice {
         let loads = limits.device != self.limits.device;
         let worker = Worker { limits, rates, id: self.id, loads, inner };
         if std::ptr::addr_eq(Arc::as_ptr(&clock), Arc::as_ptr(self.board.clock())) {
-            let queue = VirtualQueue::start(worker, number, &self.board, place, done);
-            return Ok(Box::new(queue));
+            let (board, limits) = (self.board.clone(), worker.limits.clone());
+            let lane = board.open(place, Lane { number, done, worker });
+            return Ok(Box::new(VirtualQueue { board, lane, limits }));
         }
         in_real_time(worker, number, clock, done)
     }
@@ -150,14 +152,7 @@ fn caps(soc: &Soc, p: &Processor, space: SpaceId, cpu: &Caps) -> Caps {
     if p.kind == ProcessorKind::Npu {
         formats.extend(ActivationFormat::calibrated(8));
     }
-    let peak = |format: &ActivationFormat| match format {
-        ActivationFormat::F32 => None,
-        ActivationFormat::Bf16 | ActivationFormat::F16 | ActivationFormat::F16Int4 => {
-            p.peak_gops.bf16
-        }
-        ActivationFormat::Int(_) => p.peak_gops.int8,
-    };
-    formats.retain(|format| peak(format).is_some_and(|rate| rate > p.peak_gops.f32));
+    formats.retain(|format| p.peak_gops.own(*format).is_some_and(|rate| rate > p.peak_gops.f32));
     Caps {
         static_shapes: p.static_shapes,
         row_buckets: p.row_buckets.clone(),

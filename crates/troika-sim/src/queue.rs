@@ -10,7 +10,7 @@ use troika_device::{
 };
 
 use crate::board::Board;
-use crate::lane::{Lane, TimedList};
+use crate::lane::TimedList;
 use crate::limits::Limits;
 use crate::worker::Worker;
 
@@ -42,25 +42,10 @@ pub(crate) fn in_real_time(
 /// A queue in virtual time. A task holds its claims from start to end, and its results are computed
 /// at the end. Earlier readers find memory busy or unchanged.
 pub(crate) struct VirtualQueue {
-    board: Arc<Board>,
+    pub board: Arc<Board>,
     /// The queue's number on the board.
-    lane: u64,
-    limits: Arc<Limits>,
-}
-
-impl VirtualQueue {
-    /// A queue of a processor, told by its place in the board's SoC.
-    pub fn start(
-        worker: Worker,
-        number: usize,
-        board: &Arc<Board>,
-        processor: usize,
-        done: SyncSender<Completion>,
-    ) -> VirtualQueue {
-        let limits = worker.limits.clone();
-        let lane = board.open(processor, Lane { number, done, worker });
-        VirtualQueue { board: board.clone(), lane, limits }
-    }
+    pub lane: u64,
+    pub limits: Arc<Limits>,
 }
 
 impl Queue for VirtualQueue {

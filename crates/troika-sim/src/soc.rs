@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use toml::{Table, Value};
-use troika_graph::{Op, ProductForm};
+use troika_graph::{ActivationFormat, Op, ProductForm};
 use troika_time::Usage;
 
 use crate::error::SocError;
@@ -59,6 +59,17 @@ pub struct PeakRates {
     pub int8: Option<f64>,
     /// For bf16 activations.
     pub bf16: Option<f64>,
+}
+
+impl PeakRates {
+    /// The rate of a format that has one of its own.
+    pub(crate) fn own(&self, format: ActivationFormat) -> Option<f64> {
+        match format {
+            ActivationFormat::F32 => None,
+            ActivationFormat::Int(_) => self.int8,
+            ActivationFormat::Bf16 | ActivationFormat::F16 | ActivationFormat::F16Int4 => self.bf16,
+        }
+    }
 }
 
 /// The power of memory and the rest of a SoC.

@@ -67,10 +67,10 @@ const GAME: CoRun = CoRun { period_ns: 16_666_667, frame_ns: 6_000_000 };
 pub struct Lab {
     /// The devices of measurements.
     pub devices: DeviceOptions,
-    gen3: Soc,
+    /// The phone of most experiments.
+    pub gen3: Soc,
     elite: Soc,
     done: HashMap<Case, Figures>,
-    shapes: HashMap<&'static str, Shape>,
 }
 
 impl Lab {
@@ -80,13 +80,7 @@ impl Lab {
             gen3: Soc::find("sd8gen3-fp16")?,
             elite: Soc::find("sd8elite-fp16")?,
             done: HashMap::new(),
-            shapes: HashMap::new(),
         })
-    }
-
-    /// The phone of most experiments.
-    pub fn gen3(&self) -> &Soc {
-        &self.gen3
     }
 
     pub fn soc(&self, phone: Phone) -> Soc {
@@ -96,18 +90,11 @@ impl Lab {
         }
     }
 
-    fn shape(&mut self, model: &'static str) -> Result<Shape, LabError> {
-        if !self.shapes.contains_key(model) {
-            self.shapes.insert(model, Shape::find(model, WEIGHTS)?);
-        }
-        Ok(self.shapes[model].clone())
-    }
-
     pub fn run(&mut self, case: Case) -> Result<Figures, LabError> {
         if let Some(known) = self.done.get(&case) {
             return Ok(known.clone());
         }
-        let (soc, shape) = (self.soc(case.phone), self.shape(case.model)?);
+        let (soc, shape) = (self.soc(case.phone), Shape::find(case.model, WEIGHTS)?);
         let strategy = SocStrategy::parse(case.strategy).map_err(LabError::Impossible)?;
         let options = SimulateOptions {
             generate: case.generate,
@@ -124,11 +111,6 @@ impl Lab {
     /// The time to the first token of a case, in milliseconds.
     pub fn ttft(&mut self, case: Case) -> Result<f64, LabError> {
         Ok(self.run(case)?.ttft_ms())
-    }
-
-    /// Prompt tokens per second.
-    pub fn prefill_rate(&mut self, case: Case) -> Result<f64, LabError> {
-        Ok(self.run(case)?.prefill_rate())
     }
 
     /// The time per decoded token, in milliseconds.

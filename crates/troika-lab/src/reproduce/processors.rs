@@ -56,7 +56,7 @@ fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
         let us = |exchanged| {
             let (outs, terms, decoding) = (14_336, 4096, false);
             let shape = ProductShape { outs, terms, rows, decoding, exchanged };
-            Ok::<_, LabError>(shape.measure(lab.gen3(), "npu", SyncMode::Blocking)?.run_us)
+            Ok::<_, LabError>(shape.measure(&lab.gen3, "npu", SyncMode::Blocking)?.run_us)
         };
         items.push(Item::new(format!("K = {rows}"), 6.0, us(false)? / us(true)?));
     }
@@ -91,11 +91,11 @@ fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
     let part = |p, outs| lab.product(p, [outs, 4096, 1], true);
     let (a, b) = (part("gpu", 21_504)?, part("npu", 7168)?);
     let wanted = (a.weight_bytes / a.run_us + b.weight_bytes / b.run_us) * 1e-3;
-    let both = wanted.min(lab.gen3().bandwidth_gb_s.unwrap_or(wanted));
+    let both = wanted.min(lab.gen3.bandwidth_gb_s.unwrap_or(wanted));
     let items = vec![
         Item::new("GPU alone", 43.3, gpu),
         Item::new("GPU and NPU, 75/25", 59.5, both),
-        Item::new("most that is reached", 61.9, lab.gen3().bandwidth_gb_s.unwrap_or(0.0)),
+        Item::new("most that is reached", 61.9, lab.gen3.bandwidth_gb_s.unwrap_or(0.0)),
     ];
     Ok(Outcome::each(items, 0.05))
 }
@@ -103,7 +103,7 @@ fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
 fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
     let shape = ProductShape { outs: 4096, terms: 4096, rows: 1, decoding: true, exchanged: false };
     let cost = |sync| -> Result<f64, LabError> {
-        let time = shape.measure(lab.gen3(), "gpu", sync)?;
+        let time = shape.measure(&lab.gen3, "gpu", sync)?;
         Ok(time.latency_us - time.run_us)
     };
     let (slow, fast) = (cost(SyncMode::Blocking)?, cost(SyncMode::Predicted)?);
@@ -143,7 +143,7 @@ fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
     let (mut printed, mut ours) = (Vec::new(), Vec::new());
     for ([outs, terms, rows], strategy, share) in CHOICES {
         let shape = ProductShape { outs, terms, rows, decoding: rows == 1, exchanged: false };
-        let choice = shape.place(lab.gen3())?;
+        let choice = shape.place(&lab.gen3)?;
         let name = |s: &str, share: Option<f64>| match share {
             Some(share) => format!("{s} {share:.2}"),
             None => s.to_string(),

@@ -24,15 +24,15 @@ pub async fn messages(call: JsonRequest) -> Answer {
     request.max_tokens = Some(fields.need("max_tokens")?);
     let streams = fields.flag("stream")?;
     let answers = super::request::start(&call, &host, request).await?;
-    let writer = MessageWriter::new(&host.name, answers.usage().prompt);
+    let writer = MessageWriter::new(&host.name, answers.usage.prompt);
     stream::answer(answers, streams, writer, MessageWriter::whole).await
 }
 
 pub async fn count_tokens(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let request = chat_request(&call.fields(), &host)?;
-    let prepared = request.prepare(&Turn::new(&call, &host)).await?;
-    Ok(json_request::json(&json!({"input_tokens": prepared.prompt_tokens()})))
+    let prompt = request.prepare(&Turn::new(&call, &host)).await?.generation.prompt;
+    Ok(json_request::json(&json!({"input_tokens": prompt.len()})))
 }
 
 fn chat_request(fields: &Fields<'_>, host: &InUse) -> Result<ChatRequest, Problem> {

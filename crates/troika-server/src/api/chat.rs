@@ -121,7 +121,8 @@ impl AnswerForm {
     ) -> Result<AnswerForm, Problem> {
         let with_usage = fields.inner("stream_options")?.flag("include_usage")?;
         let with_progress = fields.flag("return_progress")?;
-        let (id, created, host) = (ids::unique(prefix), ids::now(), host.clone());
+        let (created, host) = (ids::since_1970().as_secs(), host.clone());
+        let id = ids::unique(prefix);
         Ok(AnswerForm { id, created, logprobs, with_usage, with_progress, host })
     }
 

@@ -105,9 +105,9 @@ impl Live {
     fn look(&mut self) {
         let list = self.server.models.list();
         let open: Vec<&Arc<OpenModel>> = list.iter().filter_map(|l| l.state.host()).collect();
-        self.watchers.retain(|w| open.iter().any(|host| Arc::ptr_eq(host, w.host())));
+        self.watchers.retain(|w| open.iter().any(|host| Arc::ptr_eq(host, &w.host)));
         for host in open {
-            if !self.watchers.iter().any(|w| Arc::ptr_eq(host, w.host())) {
+            if !self.watchers.iter().any(|w| Arc::ptr_eq(host, &w.host)) {
                 self.watchers.push(Watcher::new(host));
             }
         }

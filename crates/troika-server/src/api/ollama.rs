@@ -235,7 +235,7 @@ struct OllamaForm {
 
 impl OllamaForm {
     async fn respond(self, mut answers: ChatStream, fields: &Fields<'_>) -> Answer {
-        answers.left_out.extend(self.left_out(fields, answers.usage().prompt)?);
+        answers.left_out.extend(self.left_out(fields, answers.usage.prompt)?);
         let streams = fields.get("stream")?.unwrap_or(true);
         let writer = OllamaWriter { form: self, reason: None, call: None, logprobs: Vec::new() };
         let whole = |writer: OllamaWriter, answer: ChatAnswer| {

@@ -68,7 +68,7 @@ impl ResponseForm {
         let object = json!({
             "id": ids::unique("resp_"),
             "object": "response",
-            "created_at": ids::now(),
+            "created_at": ids::since_1970().as_secs(),
             "status": "in_progress",
             "error": null,
             "incomplete_details": null,

@@ -153,7 +153,8 @@ pub struct ChatStream {
     /// Answers that have not ended.
     open: usize,
     pending: VecDeque<ChatEvent>,
-    usage: Usage,
+    /// Tokens so far.
+    pub usage: Usage,
 }
 
 impl ChatStream {
@@ -181,10 +182,6 @@ impl ChatStream {
             pending: VecDeque::new(),
             usage: Usage { prompt, ..Usage::default() },
         }
-    }
-
-    pub fn usage(&self) -> Usage {
-        self.usage
     }
 
     /// The next news; `None` when all answers are complete.

@@ -58,7 +58,7 @@ pub struct ChatRequest {
 
 /// A conversation that is ready to be answered.
 pub struct Prepared {
-    generation: Generation,
+    pub generation: Generation,
     format: Format,
     reader: ReaderOptions,
     tools: Tools,
@@ -172,10 +172,6 @@ impl Prepared {
     pub fn plain(generation: Generation) -> Prepared {
         let (reader, tools) = (ReaderOptions::default(), Tools::default());
         Prepared { generation, format: Format::detect(None), reader, tools }
-    }
-
-    pub fn prompt_tokens(&self) -> usize {
-        self.generation.prompt.len()
     }
 
     /// Starts the answers when it is the client's turn.

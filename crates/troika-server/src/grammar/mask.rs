@@ -20,18 +20,14 @@ const DIGITS: usize = 18;
 /// A compiled grammar, for as many answers as there are.
 pub struct Grammar {
     /// In its first state. Copied for each answer, so that these share no lock.
-    matcher: Matcher,
-    env: TokEnv,
-    pool: Arc<Pool>,
+    pub(super) matcher: Matcher,
+    pub(super) env: TokEnv,
+    pub(super) pool: Arc<Pool>,
     /// Whether it is of JSON, whose numbers have to end.
-    is_json: bool,
+    pub(super) is_json: bool,
 }
 
 impl Grammar {
-    pub(super) fn new(matcher: Matcher, env: &TokEnv, pool: Arc<Pool>, is_json: bool) -> Self {
-        Self { matcher, env: Arc::clone(env), pool, is_json }
-    }
-
     /// Begins an answer. Its first mask is computed in the background.
     pub fn start(&self) -> Mask {
         let matcher = self.matcher.deep_clone();

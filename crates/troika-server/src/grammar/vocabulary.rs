@@ -73,8 +73,8 @@ impl Vocabulary {
         if let Some(error) = matcher.get_error() {
             return Err(constrain.refused(shorten(&error)));
         }
-        let (env, pool) = (self.factory.tok_env(), Arc::clone(&self.pool));
-        let grammar = Grammar::new(matcher, env, pool, constrain.is_json());
+        let (env, pool) = (Arc::clone(self.factory.tok_env()), Arc::clone(&self.pool));
+        let grammar = Grammar { matcher, env, pool, is_json: constrain.is_json() };
         // The first mask shows whether the grammar can be followed.
         let refused = grammar.start().check();
         refused.map_or(Ok(grammar), |why| Err(constrain.refused(why)))
