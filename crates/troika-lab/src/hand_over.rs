@@ -138,9 +138,26 @@ impl QueuePair {
         own: &Work,
         count: usize,
     ) -> Result<Vec<Duration>, DeviceError> {
-        if by != HandOverBy::Spinning {
-            return self.waited(by, other, own, count);
-        }
+        let waiting = match by {
+            HandOverBy::Predicting => Waiting::Poll,
+            HandOverBy::Blocking => Waiting::Block,
+            HandOverBy::Spinning => return self.spun(other, own, count),
+        };
+        let first = self.reached + 1;
+        let on = |i: usize| Point { queue: 0, value: first + i as u64 };
+        let waits = (0..count).map(|i| Wait { task: i as u32, on: on(i) }).collect();
+        self.submit(0, other, count, CommandList::default())?;
+        self.submit(1, own, count, CommandList { waits, waiting, ..CommandList::default() })?;
+        self.finish()
+    }
+
+    /// Hand-overs where this thread polls for the first queue.
+    fn spun(
+        &mut self,
+        other: &Work,
+        own: &Work,
+        count: usize,
+    ) -> Result<Vec<Duration>, DeviceError> {
         let mut all = Vec::with_capacity(count);
         for _ in 0..count {
             let value = self.reached + 1;
@@ -153,26 +170,6 @@ impl QueuePair {
             all.extend(self.finish()?);
         }
         Ok(all)
-    }
-
-    /// A hand-over where the second queue waits by itself.
-    fn waited(
-        &mut self,
-        by: HandOverBy,
-        other: &Work,
-        own: &Work,
-        count: usize,
-    ) -> Result<Vec<Duration>, DeviceError> {
-        let first = self.reached + 1;
-        let waiting = match by {
-            HandOverBy::Blocking => Waiting::Block,
-            _ => Waiting::Poll,
-        };
-        let on = |i: usize| Point { queue: 0, value: first + i as u64 };
-        let waits = (0..count).map(|i| Wait { task: i as u32, on: on(i) }).collect();
-        self.submit(0, other, count, CommandList::default())?;
-        self.submit(1, own, count, CommandList { waits, waiting, ..CommandList::default() })?;
-        self.finish()
     }
 
     /// Submits tasks to a queue as one list. The first queue signals when they are done.

@@ -3,13 +3,12 @@
 use futures_util::StreamExt;
 use futures_util::stream::iter;
 use serde_json::{Map, Value, json};
-use troika::Request;
 use troika::engine::sample::Logprobs;
 
 use super::Answer;
 use super::chat::{AnswerForm, finite};
 use super::prompts::{Prompt, prompts};
-use super::request::{choices, fresh, logprobs, max_tokens};
+use super::request::{generation, logprobs, max_tokens};
 use crate::chat::{ChatEvent, ChatStream, ChoiceAnswer, EndReason, Prepared, TokenLogprob, Usage};
 use crate::completion::{Generation, prompt_logprobs};
 use crate::fields::Fields;
@@ -17,7 +16,6 @@ use crate::json_request::{self, JsonRequest};
 use crate::limits;
 use crate::open_model::InUse;
 use crate::problem::Problem;
-use crate::sampling;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 
@@ -37,8 +35,7 @@ pub async fn completions(call: JsonRequest) -> Answer {
     let host = call.host().await?;
     let fields = call.fields();
     let turn = Turn::new(&call, &host);
-    let mut asked = asked(&fields, &turn)?;
-    asked.generation.grammar = turn.grammar(super::constrain::read(&fields)?).await?;
+    let asked = asked(&fields, &turn).await?;
     let given = fields.value("prompt").cloned().unwrap_or_default();
     let suffix: Option<String> = fields.get("suffix")?.filter(|suffix: &String| !suffix.is_empty());
     if suffix.is_some() && asked.echo && asked.logprobs.is_some() {
@@ -86,7 +83,7 @@ pub async fn completions(call: JsonRequest) -> Answer {
     Ok(json_request::json(&form.counted(COMPLETION, all.into(), &sum)))
 }
 
-fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
+async fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
     let echo = fields.flag("echo")?;
     let top: Option<usize> = match fields.value("logprobs") {
         // llama.cpp's clients send the chat interface's form.
@@ -97,20 +94,11 @@ fn asked(fields: &Fields<'_>, turn: &Turn) -> Result<Asked, Problem> {
     let wanted = max_tokens(fields, &["max_tokens", "max_completion_tokens", "n_predict"])?;
     let given = fields.value("max_tokens").or(fields.value("n_predict"));
     let wanted = if given.is_none() { wanted.or(Some(TOKENS)) } else { wanted };
-    let wanted = turn.server.options.max_tokens.into_iter().chain(wanted).min();
+    let mut generation = generation(fields, turn, wanted, logprobs).await?;
+    let request = &mut generation.request;
     // Whoever asks for a text's probabilities counts one more token, even if it is an end of text.
-    let measures = echo && logprobs.is_some() && wanted.is_some_and(|n| n <= 1);
-    let request = Request {
-        params: sampling::params(fields, &turn.host.model)?,
-        max_tokens: wanted,
-        stop: fields.texts("stop")?,
-        ignore_eos: measures || fields.flag("ignore_eos")?,
-        logprobs,
-        ..Request::default()
-    };
-    let choices = choices(fields)?;
-    let fresh = fresh(fields)?;
-    let generation = Generation { request, choices, fresh, ..Generation::default() };
+    let measures = echo && logprobs.is_some() && request.max_tokens.is_some_and(|n| n <= 1);
+    request.ignore_eos |= measures;
     Ok(Asked { generation, echo, logprobs })
 }
 

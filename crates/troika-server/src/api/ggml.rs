@@ -14,7 +14,7 @@ use troika::model::tokenizer::{Infill, TokenizerError};
 use super::Answer;
 use super::chat::{prompt_progress, timings, token_logprob};
 use super::prompts::{Prompt, fim, prompts};
-use super::request::{choices, fresh, logprobs, max_tokens};
+use super::request::{choices, generation, logprobs, max_tokens};
 use crate::chat::{ChatEvent, ChoiceAnswer, EndReason, Prepared, TokenLogprob, Usage};
 use crate::completion::Generation;
 use crate::fields::Fields;
@@ -23,7 +23,6 @@ use crate::limits;
 use crate::line_limit::LineLimit;
 use crate::open_model::InUse;
 use crate::problem::Problem;
-use crate::sampling;
 use crate::stream::{self, EventWriter};
 use crate::turn::Turn;
 
@@ -135,29 +134,18 @@ impl Asked {
         let probabilities = fields.get("n_probs")?.or(fields.get("logprobs")?).unwrap_or(0);
         let probabilities = logprobs("n_probs", probabilities)?;
         let with_tokens = fields.flag("return_tokens")?;
-        let wanted = max_tokens(fields, &MOST)?;
-        let max_tokens = turn.server.options.max_tokens.into_iter().chain(wanted).min();
-        let params = sampling::params(fields, &host.model)?;
-        let mut settings = settings(&params);
+        let told = (probabilities > 0 || with_tokens).then_some(probabilities);
+        let generation = generation(fields, turn, max_tokens(fields, &MOST)?, told).await?;
+        let Request { params, max_tokens, .. } = &generation.request;
+        let mut settings = settings(params);
         settings["n_predict"] = max_tokens.map_or(Value::from(-1), Value::from);
         for name in ["stop", "ignore_eos", "stream", "n_probs", "json_schema", "samplers"] {
             settings[name] = fields.value(name).cloned().unwrap_or_default();
         }
-        let request = Request {
-            params,
-            max_tokens,
-            stop: fields.texts("stop")?,
-            ignore_eos: fields.flag("ignore_eos")?,
-            logprobs: (probabilities > 0 || with_tokens).then_some(probabilities),
-            ..Request::default()
-        };
         let time = fields.get::<i64>("t_max_predict_ms")?.and_then(|ms| u64::try_from(ms).ok());
         let time = time.filter(|ms| *ms > 0).map(Duration::from_millis);
         let lines = Some(LineLimit::new(fields.get("n_indent")?.unwrap_or(0), time));
-        let grammar = turn.grammar(super::constrain::read(fields)?).await?;
-        let fresh = fresh(fields)?;
-        let generation =
-            Generation { request, choices: 1, grammar, lines, fresh, ..Generation::default() };
+        let generation = Generation { choices: 1, lines, ..generation };
         let with_progress = fields.flag("return_progress")?;
         let fields = fields.get("response_fields")?.unwrap_or_default();
         Ok(Asked { generation, host, settings, probabilities, with_tokens, with_progress, fields })

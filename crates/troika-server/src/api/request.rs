@@ -1,8 +1,10 @@
 //! What all chat interfaces have in common.
 
 use serde_json::Value;
+use troika::Request;
 
 use crate::chat::{ChatRequest, ChatStream, Tools};
+use crate::completion::Generation;
 use crate::fields::Fields;
 use crate::json_request::JsonRequest;
 use crate::limits::{CHOICES, LOGPROBS};
@@ -99,6 +101,29 @@ pub fn top_logprobs(fields: &Fields<'_>) -> Result<Option<usize>, Problem> {
         return Ok(None);
     }
     logprobs("top_logprobs", fields.get("top_logprobs")?.unwrap_or(0)).map(Some)
+}
+
+/// What is asked for each of the prompts that are to be gone on with, without its tokens.
+///
+/// # Errors
+/// A field of another type, or out of range.
+pub async fn generation(
+    fields: &Fields<'_>,
+    turn: &Turn,
+    max_tokens: Option<usize>,
+    logprobs: Option<usize>,
+) -> Result<Generation, Problem> {
+    let request = Request {
+        params: sampling::params(fields, &turn.host.model)?,
+        max_tokens: turn.server.options.max_tokens.into_iter().chain(max_tokens).min(),
+        stop: fields.texts("stop")?,
+        ignore_eos: fields.flag("ignore_eos")?,
+        logprobs,
+        ..Request::default()
+    };
+    let (choices, fresh) = (choices(fields)?, fresh(fields)?);
+    let grammar = turn.grammar(super::constrain::read(fields)?).await?;
+    Ok(Generation { request, choices, grammar, fresh, ..Generation::default() })
 }
 
 /// Starts the answers.
