@@ -167,14 +167,6 @@ pub fn all_logits(model: &Model, tokens: &[u32]) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// Root mean square of the differences, relative to that of the reference. (The largest difference
-/// says little: where a token's choice of experts changes, so do all its logits.)
-pub fn relative_rms(got: &[f32], reference: &[f32]) -> f32 {
-    let square = |x: f32| f64::from(x) * f64::from(x);
-    let differences: f64 = got.iter().zip(reference).map(|(a, b)| square(a - b)).sum();
-    (differences / reference.iter().map(|x| square(*x)).sum::<f64>()).sqrt() as f32
-}
-
 /// The bits of floats.
 pub fn bits(floats: &[f32]) -> Vec<u32> {
     floats.iter().map(|x| x.to_bits()).collect()

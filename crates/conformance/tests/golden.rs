@@ -8,9 +8,9 @@ use std::path::Path;
 
 use conformance::golden::{
     PlanChange, REFERENCE_TOLERANCE, Report, all_logits, check_with, find, read_golden,
-    relative_error, relative_rms,
+    relative_error,
 };
-use setup::{case, on, root, virtual_spec};
+use setup::{case, on, relative_rms, root, virtual_spec};
 use troika::graph::{ActivationFormat, DType};
 use troika::model::lower::SegmentKind;
 use troika::plan::Strategy;

@@ -12,10 +12,10 @@ mod verdicts;
 use std::process::Command;
 use std::sync::Arc;
 
-use conformance::golden::{all_logits, find, greedy, read_golden, relative_error, relative_rms};
+use conformance::golden::{all_logits, find, greedy, read_golden, relative_error};
 use conformance::suite::{Exclusion, run_suite};
 use setup::engines::{EngineOptions, engine};
-use setup::{golden_dir, in_f32, npu_settings, on, plan_of, root, segment_cases};
+use setup::{golden_dir, in_f32, npu_settings, on, plan_of, relative_rms, root, segment_cases};
 use troika::device::{Device, SpaceId};
 use troika::engine::sample::SampleParams;
 use troika::engine::{Admission, Event, Next, SequenceInput, Sharing, WantedLogits};

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use conformance::golden::{all_logits, relative_rms};
-use setup::root;
+use conformance::golden::all_logits;
+use setup::{relative_rms, root};
 use troika::graph::DType;
 use troika::model::spec::{Key, WeightRole};
 use troika::weights::{CacheFolder, FloatType, Quant};

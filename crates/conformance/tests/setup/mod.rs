@@ -188,6 +188,14 @@ pub fn best(logits: &[f32]) -> u32 {
     (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
 
+/// Root mean square of the differences, relative to that of the reference. (The largest difference
+/// says little: where a token's choice of experts changes, so do all its logits.)
+pub fn relative_rms(got: &[f32], reference: &[f32]) -> f32 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let differences: f64 = got.iter().zip(reference).map(|(a, b)| square(a - b)).sum();
+    (differences / reference.iter().map(|x| square(*x)).sum::<f64>()).sqrt() as f32
+}
+
 /// Keeps what is said of a model.
 #[derive(Debug, Default)]
 pub struct Told {

@@ -196,29 +196,23 @@ impl ChatStream {
             if self.open == 0 {
                 return None;
             }
-            let problem = match self.answers.recv().await {
-                Some(Progress::Failed(problem)) => problem,
-                Some(progress) => {
-                    self.note(progress);
-                    continue;
+            match self.answers.recv().await {
+                Some(Progress::Token(index, piece)) => self.token(index, piece),
+                Some(Progress::End(index, output, rest)) => self.end(index, &output, &rest),
+                Some(Progress::Prompt(progress, time)) => {
+                    self.usage.cached = progress.cached;
+                    self.pending.push_back(ChatEvent::Prompt(progress, time));
                 }
-                None => Problem::fault("the answer was given up; please report it"),
-            };
-            self.open = 0;
-            self.answers.close();
-            return Some(Err(problem));
-        }
-    }
-
-    fn note(&mut self, progress: Progress) {
-        match progress {
-            Progress::Token(index, piece) => self.token(index, piece),
-            Progress::End(index, output, rest) => self.end(index, &output, &rest),
-            Progress::Prompt(progress, time) => {
-                self.usage.cached = progress.cached;
-                self.pending.push_back(ChatEvent::Prompt(progress, time));
+                failed => {
+                    self.open = 0;
+                    self.answers.close();
+                    let Some(Progress::Failed(problem)) = failed else {
+                        let why = "the answer was given up; please report it";
+                        return Some(Err(Problem::fault(why)));
+                    };
+                    return Some(Err(problem));
+                }
             }
-            Progress::Failed(_) => {}
         }
     }
 
