@@ -36,32 +36,10 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// How often idle models are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 
-/// Why a server does not run.
+/// Why a server does not run: a sentence.
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// An address of others without a key.
-    #[error(
-        "{0} can be reached from other machines: give an --api-key that they have to send, or listen at 127.0.0.1"
-    )]
-    NoKey(SocketAddr),
-    /// The address cannot be listened at.
-    #[error("cannot listen at {address}: {error}; take another --port or --host")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// There is no runtime.
-    #[error("the server has no threads: {0}")]
-    Threads(io::Error),
-    /// No model can be opened.
-    #[error("{0}")]
-    Model(String),
-    /// A server without models.
-    #[error("there is no model to serve; name one")]
-    NoModel,
-}
+#[error("{0}")]
+pub struct ServerError(String);
 
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,15 +59,19 @@ pub fn serve(
     listening: &mut dyn FnMut(SocketAddr),
 ) -> Result<Ended, ServerError> {
     if options.models.is_empty() {
-        return Err(ServerError::NoModel);
+        return Err(ServerError("there is no model to serve; name one".into()));
     }
     if !options.address.ip().is_loopback() && options.keys.is_empty() {
-        return Err(ServerError::NoKey(options.address));
+        return Err(ServerError(format!(
+            "{} can be reached from other machines: give an --api-key that they have to send, or \
+             listen at 127.0.0.1",
+            options.address
+        )));
     }
     // One thread for connections and one for what they do meanwhile: the devices compute on others.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(ServerError::Threads)?;
+    let runtime = runtime.map_err(|e| ServerError(format!("the server has no threads: {e}")))?;
     let ended = runtime.block_on(run(options, listening));
     // Answers that were cut off are given up.
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -101,7 +83,9 @@ async fn run(
     listening: &mut dyn FnMut(SocketAddr),
 ) -> Result<Ended, ServerError> {
     let address = options.address;
-    let refused = |error| ServerError::Listen { address, error };
+    let refused = |e: io::Error| {
+        ServerError(format!("cannot listen at {address}: {e}; take another --port or --host"))
+    };
     let listener = TcpListener::bind(address).await.map_err(refused)?;
     options.address = listener.local_addr().map_err(refused)?;
     let server = Arc::new(Server::new(options));
@@ -126,7 +110,7 @@ async fn run(
         tokio::select! {
             terminated = &mut stopped => break terminated,
             done = &mut opened, if !is_opened => match done {
-                Ok(Err(problem)) => return Err(ServerError::Model(problem.message)),
+                Ok(Err(problem)) => return Err(ServerError(problem.message)),
                 _ => is_opened = true,
             },
             accepted = listener.accept() => match accepted {

@@ -15,7 +15,6 @@ use troika_graph::{ActivationFormat, DType, Subgraph, verify};
 
 use crate::board::Board;
 use crate::bucket::{bucket_of, with_symbols};
-use crate::clock::VirtualClock;
 use crate::cost::Rates;
 use crate::lane::Lane;
 use crate::limits::Limits;
@@ -40,21 +39,8 @@ pub struct VirtualDevice {
 }
 
 impl VirtualDevice {
-    /// A device with the given name. Devices with the same clock share time. To share memory too,
-    /// open them [`VirtualDevice::on`] a board.
-    ///
-    /// # Errors
-    /// The CPU kernels that compute its values cannot be set up.
-    pub fn new(
-        name: &str,
-        soc: &Soc,
-        processor: &Processor,
-        clock: Arc<VirtualClock>,
-    ) -> Result<VirtualDevice, DeviceError> {
-        VirtualDevice::on(&Board::new(soc, clock), name, processor)
-    }
-
-    /// A processor of the board's SoC, as a device with the given name.
+    /// A processor of the board's SoC, as a device with the given name. Devices of a board share
+    /// memory, those of several with the same clock share time.
     ///
     /// # Errors
     /// The CPU kernels that compute its values cannot be set up.

@@ -106,7 +106,8 @@ fn open_kind(
          bandwidth_gb_s = 1000\nlaunch_us = 1\n{limits}"
     );
     let soc = Soc::parse("s.toml", &text).unwrap();
-    VirtualDevice::new(name, &soc, soc.processor(None).unwrap(), clock.clone()).unwrap()
+    let board = Board::new(&soc, clock.clone());
+    VirtualDevice::on(&board, name, soc.processor(None).unwrap()).unwrap()
 }
 
 struct Lane {
