@@ -441,7 +441,8 @@ mod tests {
         for batch in 0..2 {
             add("layer 0 ffn", 10, vec![]);
             add("layer 1 router", 20, vec![]);
-            add("layer 1 experts [route]", 30, vec![]);
+            // Rows are packed within the function that routes them.
+            add("layer 1 experts [route]", 70, vec![]);
             add("layer 1 experts [pack]", 40, rows(&[30, 10 * batch, 0, 0]));
             add("layer 1 experts [group 2]", 50, vec![]);
             add("layer 1 experts", 60, vec![]);

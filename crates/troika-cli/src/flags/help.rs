@@ -8,7 +8,7 @@ const RARE: &str = "model offline prompt_ids raw parse_special ubatch_size dtype
     no_cache cache_type cores isa top_k top_p min_p repeat_penalty repeat_last_n \
     presence_penalty frequency_penalty logit_bias ignore_eos stop batch_size kv_size trace \
     calibration npu_format npu_attention outliers row_buckets npu_profiling n_gpu_layers policy \
-    device_memory expert_cache_mib predictor expert_group_mib expert_dispatch battery_plan";
+    device_memory expert_cache_mib predictor predictor_experts expert_group_mib expert_dispatch battery_plan";
 
 /// Flags that fit a screen.
 const FEW: usize = 20;
