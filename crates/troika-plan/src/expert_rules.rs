@@ -49,7 +49,7 @@ impl ExpertRules<'_> {
     /// Devices that cannot share experts out; a group that one cannot hold.
     pub fn rules(&self) -> Result<(PlannedRules, Vec<ExpertCachePlan>), PlanError> {
         let [host, device] = devices_of(self.devices)?;
-        let (attention, most) = (self.attention_graphs(), device.caps.max_graphs);
+        let (attention, most) = (self.attention_graphs(device), device.caps.max_graphs);
         if let Some(most) = most.filter(|most| *most < attention) {
             return Err(PlanError::ExpertGroup(format!(
                 "{}: attention takes up to {attention} graphs there, and {most} \
@@ -208,14 +208,18 @@ impl ExpertRules<'_> {
         products.div_ceil(experts) + norms as u64
     }
 
-    /// Graphs of attention on the groups' device: each layer has two or three of its own.
-    fn attention_graphs(&self) -> usize {
-        if self.settings.attention { 3 * self.spec.layers.len() } else { 0 }
+    /// Graphs of attention on the groups' device: each layer has up to four of its own, for each number
+    /// of rows.
+    fn attention_graphs(&self, device: &PlanDevice) -> usize {
+        let buckets = &device.caps.row_buckets;
+        let smaller = buckets.iter().filter(|rows| **rows < self.rows).count();
+        let rows = (smaller + 1).min(buckets.len().max(1));
+        if self.settings.attention { 4 * self.spec.layers.len() * rows } else { 0 }
     }
 
     /// What a device has left for groups.
     fn limits(&self, device: &PlanDevice) -> GroupLimits {
-        let others = self.attention_graphs();
+        let others = self.attention_graphs(device);
         let graphs = device.caps.max_graphs.map(|most| most.saturating_sub(others));
         let attention = if self.settings.attention { self.attention_bytes(device) } else { 0 };
         let left = device.caps.max_resident_bytes.map(|most| most.saturating_sub(attention));
