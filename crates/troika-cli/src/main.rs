@@ -60,6 +60,7 @@ fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Run(args) => cmd::run::run(&args),
         Command::Serve(args) => cmd::serve::run(&args),
+        Command::Export(args) => cmd::export::run(&args),
         Command::Show(args) => cmd::show::run(&args),
         Command::Tokenize(args) => cmd::tokenize::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),

@@ -25,10 +25,10 @@ use crate::provider::{Hardware, NpuSpec, Provider};
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::rewrites::Rewrites;
 use crate::runtime::{Chosen, MadeFrom, Runtime, RuntimePlaces};
-use crate::session::{CompiledModel, OpenSession, SharedSession};
+use crate::session::{AnySession, CompiledModel, OpenSession, SharedSession};
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
-const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
+pub(crate) const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
 
 /// The least signal-to-noise ratio of a compiled graph. Halves inside of it give 55 and more.
 const LEAST_SNR_DB: f64 = 40.0;
@@ -84,10 +84,10 @@ pub struct NpuDevice {
 }
 
 /// Code: the weights are part of it.
-struct Code {
-    device: String,
-    graph: Subgraph,
-    made: Arc<GraphCode>,
+pub(crate) struct Code {
+    pub device: String,
+    pub graph: Subgraph,
+    pub made: Arc<GraphCode>,
 }
 
 impl NpuDevice {
@@ -156,7 +156,8 @@ impl NpuDevice {
         model.release();
         let session = self.runtime.compile_unfused(self.threads, &emitted.files.path())?;
         let (record, files) = (SessionRecord::default(), emitted.files.clone());
-        let session = Arc::new(Mutex::new(OpenSession { session, record, files }));
+        let session = AnySession::Onnx(Box::new(session), files);
+        let session = Arc::new(Mutex::new(OpenSession { session, record }));
         let snr = snr_db(&results, &CompiledModel::new(session, emitted).probed()?);
         // What this compiler has for floats are halves, also where squares are summed.
         let halves = self.chosen.provider == Provider::Qnn;
@@ -316,7 +317,8 @@ impl NpuDevice {
         let opened = recorder.span(Lane::Host, what, name, start);
         let record = SessionRecord::new(recorder, name, file, opened);
         let files = emitted.files.clone();
-        let session = Arc::new(Mutex::new(OpenSession { session, record, files }));
+        let session = AnySession::Onnx(Box::new(session), files);
+        let session = Arc::new(Mutex::new(OpenSession { session, record }));
         Ok(CompiledModel::new(session, emitted))
     }
 
@@ -421,6 +423,27 @@ fn caps(runtime: &Runtime, chosen: Chosen, row_buckets: Vec<usize>, weights: Cod
     }
 }
 
+/// A graph's weights, which are part of its code.
+///
+/// # Errors
+/// Code of another device, or of other weights.
+pub(crate) fn loaded(
+    device: &str,
+    executable: &Arc<Executable>,
+    graph: &Subgraph,
+) -> Result<Arc<Weights>, DeviceError> {
+    let refuse = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
+    let code = executable.made::<Code>().filter(|code| code.device == device);
+    let code = code
+        .ok_or_else(|| refuse(format!("{executable:?} was not compiled on device {}", device)))?;
+    if !graph.same_code(&code.graph) || graph.weights != code.graph.weights {
+        let of = &code.graph.name;
+        return Err(refuse(format!("its weights are not those in the code of {of}")));
+    }
+    let (device, graph, code) = (device.to_string(), graph.name.clone(), code.made.clone());
+    Ok(Arc::new(Weights::new(executable, LoadedModel { device, graph, code })))
+}
+
 impl Device for NpuDevice {
     fn name(&self) -> &str {
         &self.name
@@ -474,17 +497,7 @@ impl Device for NpuDevice {
         graph: &Subgraph,
         _: &dyn WeightSource,
     ) -> Result<Arc<Weights>, DeviceError> {
-        let refuse = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
-        let code = executable.made::<Code>().filter(|code| code.device == self.name);
-        let code = code.ok_or_else(|| {
-            refuse(format!("{executable:?} was not compiled on device {}", self.name))
-        })?;
-        if !graph.same_code(&code.graph) || graph.weights != code.graph.weights {
-            let of = &code.graph.name;
-            return Err(refuse(format!("its weights are not those in the code of {of}")));
-        }
-        let (device, graph, code) = (self.name.clone(), graph.name.clone(), code.made.clone());
-        Ok(Arc::new(Weights::new(executable, LoadedModel { device, graph, code })))
+        loaded(&self.name, executable, graph)
     }
 
     fn queue(

@@ -3,11 +3,13 @@
 
 mod cache;
 mod cached;
+mod core_ml;
 mod device;
 mod emit;
 mod error;
 mod helper;
 mod loaded;
+pub mod mil;
 mod onnx;
 mod profile;
 mod profiling;
@@ -22,6 +24,7 @@ mod session;
 mod stdout;
 
 pub use cache::{GraphCache, GraphKey};
+pub use core_ml::{CoreMlDevice, CoreMlDeviceOptions};
 pub use device::{NpuDevice, NpuOptions};
 pub use error::NpuError;
 pub use helper::{HelperCommand, serve_compile};

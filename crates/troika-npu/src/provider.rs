@@ -13,7 +13,7 @@ pub enum Provider {
     OpenVino,
     /// Qualcomm's QNN.
     Qnn,
-    /// Apple's Core ML, part of the runtime on macOS.
+    /// Apple's Core ML, which takes packages, without ONNX Runtime.
     CoreMl,
     /// AMD's Vitis AI, part of a runtime of AMD's own.
     VitisAi,
@@ -46,7 +46,7 @@ impl Provider {
             Provider::Reference => "CPUExecutionProvider",
             Provider::OpenVino => "OpenVINOExecutionProvider",
             Provider::Qnn => "QNNExecutionProvider",
-            Provider::CoreMl => "CoreMLExecutionProvider",
+            Provider::CoreMl => "Core ML",
             Provider::VitisAi => "VitisAIExecutionProvider",
         }
     }

@@ -13,6 +13,12 @@ pub enum Rewrite {
     PowToMul,
     /// A norm is one operator, with its epsilon inside (Yetter, the same section).
     FoldEpsilon,
+    /// Norms divide by the largest number of a row first, if it is above 1, so that no half overflows as
+    /// a square.
+    ScaleNorms,
+    /// The sum of all layers' results is a sixteenth of itself between them, so that no half overflows:
+    /// norms do not see it. For packages of whole models.
+    ScaleResidual,
     /// Attention of many queries goes in slices of them, which need less memory (Yetter, "Break
     /// down SDPA for long sequences").
     SliceQueries {
@@ -37,10 +43,12 @@ pub enum Rewrite {
 const SLICES: Rewrite = Rewrite::SliceQueries { min_rows: 1280, divider: 16 };
 
 impl Rewrite {
-    const NAMED: [(&str, Rewrite); 8] = [
+    const NAMED: [(&str, Rewrite); 10] = [
         ("none", Rewrite::None),
         ("pow-to-mul", Rewrite::PowToMul),
         ("fold-epsilon", Rewrite::FoldEpsilon),
+        ("scale-norms", Rewrite::ScaleNorms),
+        ("scale-residual", Rewrite::ScaleResidual),
         ("slice-q", SLICES),
         ("pad-cache", Rewrite::PadCache),
         ("guard-values", Rewrite::GuardValues),
@@ -100,6 +108,13 @@ impl Default for Rewrites {
 }
 
 impl Rewrites {
+    /// Those of Core ML's packages: what it is known to need, and what keeps halves from overflowing.
+    pub fn of_core_ml() -> Rewrites {
+        use Rewrite as R;
+        let scales = [R::ScaleNorms, R::ScaleResidual];
+        Rewrites([R::PowToMul, R::PadCache, R::GuardValues].into_iter().chain(scales).collect())
+    }
+
     /// Whether products are written with floats, whatever their weights are stored as.
     pub(crate) fn take_floats(&self) -> bool {
         self.has(Rewrite::LinearAsConv) || self.has(Rewrite::MultiplesOf16)
@@ -120,7 +135,7 @@ impl Rewrites {
     }
 
     /// The width of a cached head or the number of cached positions in a graph.
-    pub(crate) fn padded(&self, size: usize) -> usize {
+    pub fn padded(&self, size: usize) -> usize {
         if self.has(Rewrite::PadCache) { size.next_power_of_two() } else { size }
     }
 }

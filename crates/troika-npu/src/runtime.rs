@@ -7,10 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use ort::LoadDynamicError;
 use ort::environment::Environment;
-use ort::ep::coreml::ComputeUnits;
-use ort::ep::{
-    ArbitrarilyConfigurableExecutionProvider, CoreML, ExecutionProvider, OpenVINO, Vitis,
-};
+use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider, OpenVINO, Vitis};
 use ort::logging::LogLevel;
 use ort::memory::DeviceType;
 use ort::session::Session;
@@ -225,7 +222,7 @@ impl Runtime {
                 "Intel's plugin takes Intel's processors only; others take: pip install \
                  onnxruntime-openvino==1.24.1, in place of onnxruntime"
             }
-            (Provider::CoreMl, _) => "It is part of ONNX Runtime on macOS",
+            (Provider::CoreMl, _) => "It is part of macOS and iOS",
             (Provider::VitisAi, _) => "It comes with the ONNX Runtime of AMD's Ryzen AI software",
             _ => "If there is one, its driver is missing",
         };
@@ -365,10 +362,6 @@ impl Runtime {
             .with_disable_cpu_fallback()?;
         if !is_plugin {
             let own = match provider {
-                Provider::CoreMl => CoreML::default()
-                    .with_static_input_shapes(true)
-                    .with_compute_units(ComputeUnits::CPUAndNeuralEngine)
-                    .build(),
                 Provider::VitisAi => Vitis::default().build(),
                 _ => OpenVINO::default()
                     .with_device_type("CPU")
@@ -439,9 +432,8 @@ fn vendors() -> impl Iterator<Item = Provider> {
 fn has_own(provider: Provider) -> bool {
     let is_there = match provider {
         Provider::OpenVino => OpenVINO::is_available(),
-        Provider::CoreMl => CoreML::is_available(),
         Provider::VitisAi => Vitis::is_available(),
-        Provider::Reference | Provider::Qnn => Ok(false),
+        Provider::Reference | Provider::Qnn | Provider::CoreMl => Ok(false),
     };
     is_there.unwrap_or(false)
 }
@@ -458,6 +450,10 @@ pub fn runtime_library(places: &RuntimePlaces) -> Result<PathBuf, NpuError> {
 pub fn survey(places: &RuntimePlaces) -> Vec<(Provider, Result<Vec<Hardware>, NpuError>)> {
     let vendors = vendors();
     let found = |provider| {
+        if provider == Provider::CoreMl {
+            let there = cfg!(target_vendor = "apple").then_some(Hardware::Npu);
+            return Ok(there.into_iter().collect());
+        }
         let all = Runtime::load(places)?.hardware(provider)?;
         Ok(all.iter().map(|chosen| chosen.hardware).collect())
     };

@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex};
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
+use tempfile::TempDir;
 use troika_check::{Random, floats};
 use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows, lock, trim_heap};
 use troika_graph::DType;
 
 use crate::emit::{Emitted, HIDDEN, MASK, Port};
+use crate::mil::CoreMlFunction;
 use crate::onnx::OnnxFiles;
 use crate::profile::SessionRecord;
 use crate::release::release_mapped;
@@ -50,15 +52,29 @@ pub(crate) type SharedSession = Arc<Mutex<OpenSession>>;
 
 /// A session with what is recorded of it.
 pub(crate) struct OpenSession {
-    pub session: Session,
+    pub session: AnySession,
     pub record: SessionRecord,
-    /// What it was made from.
-    pub files: Arc<OnnxFiles>,
+}
+
+/// What runs a model.
+pub(crate) enum AnySession {
+    /// A session of ONNX Runtime, with the files that it was made from.
+    Onnx(Box<Session>, Arc<OnnxFiles>),
+    /// A function of a package, which lies in this folder.
+    CoreMl { function: Box<dyn CoreMlFunction>, _package: Arc<TempDir> },
+}
+
+/// A result of a run.
+enum Computed {
+    Onnx(DynValue),
+    Bytes(Vec<u8>),
 }
 
 impl Drop for OpenSession {
     fn drop(&mut self) {
-        self.record.end(&mut self.session);
+        if let AnySession::Onnx(session, _) = &mut self.session {
+            self.record.end(session);
+        }
     }
 }
 
@@ -78,7 +94,7 @@ pub(crate) enum RunError {
 
 impl CompiledModel {
     /// A model in a session of it.
-    pub fn new(session: SharedSession, model: &Emitted) -> CompiledModel {
+    pub fn new<F>(session: SharedSession, model: &Emitted<F>) -> CompiledModel {
         let (inputs, outputs, rows) = (model.inputs.clone(), model.outputs.clone(), model.rows);
         let staged = |port: &Port| vec![0; (port.rows * port.row_bytes()).div_ceil(4)];
         let staged = Mutex::new(inputs.iter().map(staged).collect());
@@ -92,7 +108,9 @@ impl CompiledModel {
     /// Gives back what its compiler has left: the pages of files that it has mapped, and free memory.
     pub fn release(&self) {
         let open = lock(&self.session);
-        release_mapped(&open.session, open.files.folder());
+        if let AnySession::Onnx(session, files) = &open.session {
+            release_mapped(session, files.folder());
+        }
         trim_heap();
     }
 
@@ -199,11 +217,17 @@ impl CompiledModel {
     /// Runs the session on some rows of the inputs' bytes.
     fn compute(
         &self,
-        session: &mut Session,
+        session: &mut AnySession,
         memory: &[&[u8]],
         rows: Range<usize>,
         record: &mut SessionRecord,
-    ) -> Result<Vec<DynValue>, RunError> {
+    ) -> Result<Vec<Computed>, RunError> {
+        let session = match session {
+            AnySession::Onnx(session, _) => session,
+            AnySession::CoreMl { function, .. } => {
+                return self.predict(&mut **function, memory, record);
+            }
+        };
         let values = self.inputs.iter().zip(memory);
         let values = values
             .map(|(port, memory)| Ok((Cow::from(&port.name), self.input(port, memory, &rows)?)))
@@ -214,7 +238,30 @@ impl CompiledModel {
         record.ran(start);
         let missing = |port: &Port| RunError::Failed(format!("it gives no {}", port.name));
         let outputs = self.outputs.iter();
-        outputs.map(|port| results.remove(&port.name).ok_or_else(|| missing(port))).collect()
+        let taken = |port: &Port| results.remove(&port.name).ok_or_else(|| missing(port));
+        outputs.map(taken).map(|value| value.map(Computed::Onnx)).collect()
+    }
+
+    /// Runs a package's function on the inputs' bytes.
+    fn predict(
+        &self,
+        function: &mut dyn CoreMlFunction,
+        memory: &[&[u8]],
+        record: &mut SessionRecord,
+    ) -> Result<Vec<Computed>, RunError> {
+        let bytes = |port: &Port| port.rows * port.row_bytes();
+        let inputs = self.inputs.iter().zip(memory);
+        let inputs: Vec<(&str, &[u8])> =
+            inputs.map(|(port, memory)| (&*port.name, &memory[..bytes(port)])).collect();
+        let mut results: Vec<Vec<u8>> = self.outputs.iter().map(|p| vec![0; bytes(p)]).collect();
+        let outputs = self.outputs.iter().zip(&mut results);
+        let mut outputs: Vec<(&str, &mut [u8])> =
+            outputs.map(|(port, memory)| (&*port.name, &mut **memory)).collect();
+        let start = record.begin();
+        let ran = function.predict(&inputs, None, &mut outputs);
+        record.ran(start);
+        ran.map_err(|why| RunError::Failed(one_line(&why)))?;
+        Ok(results.into_iter().map(Computed::Bytes).collect())
     }
 
     /// The results of a run on seeded inputs, as floats: to compare them with another compilation of
@@ -310,7 +357,11 @@ fn in_place<'a>(rows: &'a ReadRows<'_>) -> Option<&'a [u8]> {
 }
 
 /// The bytes of a result.
-fn bytes_of<'a>(port: &Port, result: &'a DynValue) -> ort::Result<&'a [u8]> {
+fn bytes_of<'a>(port: &Port, result: &'a Computed) -> ort::Result<&'a [u8]> {
+    let result = match result {
+        Computed::Onnx(value) => value,
+        Computed::Bytes(bytes) => return Ok(bytes),
+    };
     Ok(match port.dtype {
         DType::I32 => bytemuck::cast_slice(result.try_extract_tensor::<i32>()?.1),
         DType::F16 => bytemuck::cast_slice(result.try_extract_tensor::<f16>()?.1),

@@ -103,6 +103,9 @@ pub enum Error {
         /// What makes them fit.
         advice: String,
     },
+    /// A package that cannot be written.
+    #[error(transparent)]
+    Package(#[from] crate::devices::npu::mil::PackageError),
     /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -6,6 +6,7 @@ pub mod calibrate;
 pub mod completions;
 pub mod devices;
 pub mod doctor;
+pub mod export;
 pub mod ls;
 pub mod man;
 mod op_times;

@@ -6,6 +6,7 @@ mod calibration;
 mod doctor;
 mod effect;
 mod experts;
+mod export;
 mod help;
 mod keys;
 mod models;
@@ -39,7 +40,7 @@ pub use routing::UnseenArgs;
 pub use serve::ServeArgs;
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use verbs::{
-    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ManArgs, ModelArgs,
-    PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag,
-    TokenizeArgs, TrainPredictorArgs,
+    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ExportArgs, ManArgs,
+    ModelArgs, PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs,
+    TableFlag, TokenizeArgs, TrainPredictorArgs,
 };

@@ -7,12 +7,15 @@ use std::path::PathBuf;
 
 use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use troika::graph::DType;
+use troika::npu::Rewrite;
+use troika::npu::mil::PackageWeights;
 use troika::weights::Quant;
 use troika_lab::Ablation;
 
 use super::cache::CacheArgs;
 use super::calibration::share;
 use super::doctor::DoctorArgs;
+use super::export::{rows, weights};
 use super::models::{LsArgs, PullArgs, RmArgs};
 use super::npu::NpuProfilingArgs;
 use super::open::{ComputeArgs, OpenArgs};
@@ -71,6 +74,8 @@ pub enum Command {
     Calibrate(Box<CalibrateArgs>),
     /// Train what predicts a token's experts in time to load them
     TrainPredictor(Box<TrainPredictorArgs>),
+    /// Write a model as a package of another runtime: Core ML's
+    Export(ExportArgs),
     /// Say which device would run what, and write it to a file that can be edited
     Plan(Box<PlanArgs>),
     /// Measure a model's parts on the devices, for plans that --profile chooses
@@ -477,4 +482,52 @@ pub struct TrainPredictorArgs {
     pub json: bool,
     #[command(flatten)]
     pub open: OpenArgs,
+}
+
+/// `troika export`.
+#[derive(Args)]
+pub struct ExportArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Write a Core ML package
+    #[arg(long, alias = "core-ml", required = true)]
+    pub coreml: bool,
+    /// The package, a folder that does not exist: NAME.mlpackage
+    #[arg(short, long, value_name = "PACKAGE")]
+    pub out: PathBuf,
+    /// Positions of the caches [default: the model's context, at most 2048]
+    #[arg(short, long, alias = "context", value_name = "N", value_parser = rows())]
+    pub ctx_size: Option<usize>,
+    /// Rows of the functions for prompts: one function prefill_N for each
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "512")]
+    #[arg(value_parser = rows())]
+    pub prefill: Vec<usize>,
+    /// Where keys and values are
+    ///
+    /// stateful: states of the package, for the Neural Engine alone. stateless: inputs, and new ones
+    /// outputs, so that another device can decode.
+    #[arg(long, value_name = "KIND", value_parser = ["stateful", "stateless"])]
+    #[arg(default_value = "stateful")]
+    pub state: String,
+    /// How products' weights are stored
+    ///
+    /// int4, int8: a scale for each output channel. int4-32, int4-64: for so many columns of it.
+    /// stored: Q4_0 and Q8_0 as they are, all else f16.
+    #[arg(long, value_name = "FORM", value_parser = weights, default_value = "f16")]
+    pub weights: PackageWeights,
+    /// Whether embeddings and head are inside, or left to the CPU, where Core ML would run them anyway
+    #[arg(long, value_name = "WHERE", value_parser = ["inside", "cpu"], default_value = "inside")]
+    pub head: String,
+    /// The least number of queries whose attention goes in slices (coremltools' sliced_q)
+    #[arg(long, value_name = "N", default_value_t = 1280, value_parser = rows())]
+    pub min_seq_length: usize,
+    /// The number of slices; 1: none
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = rows())]
+    pub seq_length_divider: usize,
+    /// How graphs are written [default: pow-to-mul,scale-norms,pad-cache,guard-values]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub npu_rewrites: Vec<Rewrite>,
+    /// Print one JSON object
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
 }

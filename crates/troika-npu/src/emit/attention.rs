@@ -1,17 +1,17 @@
-//! Attention over keys and values that the host gathers from its cache.
+//! Attention over keys and values, which the host gathers from its cache unless the file keeps them.
 
 use troika_device::DeviceError;
-use troika_graph::{Attention, DType, ValueId};
+use troika_graph::{Attention, DType, Node, ValueId};
 
-use super::{Emitter, MASK};
-use crate::onnx::Attribute;
+use super::verb::{Seen, Verb};
+use super::{Emitter, GraphWriter, MASK};
 use crate::rewrites::Rewrite;
 
 /// The names of an attention's inputs that no graph has.
 const KEYS: &str = "keys";
 const VALUES: &str = "values";
 
-impl Emitter<'_> {
+impl<W: GraphWriter> Emitter<'_, W> {
     /// Rows of heads `[rows, heads * dim]` as `[heads, rows, dim]`.
     fn by_heads(&mut self, x: &str, rows: usize, heads: usize, dim: usize) -> String {
         let x = self.reshape(x, &[rows, heads, dim]);
@@ -31,13 +31,8 @@ impl Emitter<'_> {
         if wide == dim { all } else { self.slice(&all, 0, dim, 1) }
     }
 
-    /// `softmax(cap(q * k^T * scale) + mask) * v`, perhaps in slices of queries.
-    pub(super) fn attention(
-        &mut self,
-        q: &str,
-        a: &Attention,
-        states: &[ValueId],
-    ) -> Result<String, DeviceError> {
+    /// What an attention sees of inputs that the host fills.
+    fn gathered(&mut self, a: &Attention, states: &[ValueId]) -> Seen {
         let keys = self.cached(KEYS, states[0], a.kv_heads, a.k_dim);
         let values = match states.get(1) {
             None => self.slice(&keys, 0, a.v_dim, 1),
@@ -45,6 +40,20 @@ impl Emitter<'_> {
         };
         let positions = self.options.rewrites.padded(self.options.positions);
         let mask = self.extra(MASK, DType::F32, self.rows, positions);
+        Seen { keys, values, mask, positions }
+    }
+
+    /// `softmax(cap(q * k^T * scale) + mask) * v`, perhaps in slices of queries.
+    pub(super) fn attention(
+        &mut self,
+        q: &str,
+        a: &Attention,
+        node: &Node,
+    ) -> Result<String, DeviceError> {
+        let Seen { keys, values, mask, positions } = match W::kept(self, a, node)? {
+            Some(seen) => seen,
+            None => self.gathered(a, &node.states),
+        };
         let keys = self.transposed(&keys, &[0, 2, 1]);
         let sinks = a.sinks.map(|sinks| self.read(sinks)).transpose()?;
         let shared = Shared { op: a, keys, values, positions, sinks };
@@ -69,23 +78,23 @@ impl Emitter<'_> {
         let q = self.by_heads(q, rows, a.heads, a.k_dim);
         let q = self.reshape(&q, &[kv_heads, group * rows, a.k_dim]);
         let q = self.times(&q, a.scale);
-        let mut scores = self.two("MatMul", &q, keys);
+        let mut scores = self.two(Verb::MatMul, &q, keys);
         if let Some(cap) = a.softcap {
             scores = self.soft_cap(&scores, cap);
         }
         let scores = self.reshape(&scores, &[a.heads, rows, positions]);
-        let mut scores = self.two("Add", &scores, mask);
+        let mut scores = self.two(Verb::Add, &scores, mask);
         if let Some(sinks) = sinks {
             let each: Vec<f32> = sinks.iter().flat_map(|s| std::iter::repeat_n(*s, rows)).collect();
             let sinks = self.model.floats(&[a.heads, rows, 1], &each);
             scores = self.concat(&[&scores, &sinks]);
         }
-        let mut shares = self.model.node("Softmax", &[&scores], &[Attribute::Int("axis", -1)]);
+        let mut shares = self.one(Verb::Softmax, &scores);
         if sinks.is_some() {
             shares = self.slice(&shares, 0, positions, 1);
         }
         let shares = self.reshape(&shares, &[kv_heads, group * rows, positions]);
-        let y = self.two("MatMul", &shares, values);
+        let y = self.two(Verb::MatMul, &shares, values);
         let y = self.reshape(&y, &[a.heads, rows, a.v_dim]);
         let y = self.transposed(&y, &[1, 0, 2]);
         self.reshape(&y, &[rows, a.heads * a.v_dim])

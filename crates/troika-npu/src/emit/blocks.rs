@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use half::f16;
 use troika_device::DeviceError;
 use troika_graph::blocks::BlockParts;
 use troika_graph::{DType, WeightRef, WeightSlice};
 
-use super::Emitter;
-use crate::onnx::{Attribute, ElementType};
+use super::verb::Verb;
+use super::{Emitter, GraphWriter};
+use crate::onnx::{Attribute, ElementType, OnnxModel};
 
 /// The most numbers of a product's weight: others are multiplied in parts, so that nothing on the
 /// way to a compiled graph, and no reference that it is compared with, has all of a head as floats.
@@ -18,17 +18,18 @@ const MOST: usize = 8 << 20;
 const MOST_HALF: f32 = 2048.0;
 
 /// Rows of blocks, taken apart.
-struct Levels {
+pub(crate) struct Levels {
     /// Numbers of 8 bits, or two of 4 bits in a byte.
-    numbers: Vec<u8>,
+    pub numbers: Vec<u8>,
     /// A scale for each group.
-    scales: Vec<f32>,
+    pub scales: Vec<f32>,
     /// What to take off the numbers of each group before they are scaled, for types with minima.
-    zeros: Vec<f32>,
+    pub zeros: Vec<f32>,
 }
 
 impl Levels {
-    fn take(dtype: DType, bytes: &[u8], bits: usize) -> Levels {
+    /// Takes rows of blocks apart, as numbers of 8 or 4 bits.
+    pub fn take(dtype: DType, bytes: &[u8], bits: usize) -> Levels {
         let (len, group) = (dtype.block_len(), dtype.group_len());
         let mut all = Levels { numbers: Vec::new(), scales: Vec::new(), zeros: Vec::new() };
         all.numbers.reserve_exact(bytes.len() / dtype.block_bytes() * len * bits / 8);
@@ -56,7 +57,7 @@ impl Levels {
     }
 }
 
-impl Emitter<'_> {
+impl Emitter<'_, OnnxModel> {
     /// Whether a weight is written in blocks. A single row is not: OpenVINO takes its scales for a
     /// weight.
     pub(super) fn keeps_blocks(&self, weight: WeightRef) -> bool {
@@ -120,10 +121,10 @@ impl Emitter<'_> {
         let is_exact = element != ElementType::F16 || zeros.iter().all(|z| z.abs() <= MOST_HALF);
         let steps = match is_exact {
             // This order is the one that compilers know as that of stored weights.
-            true => [("Sub", zeros), ("Mul", scales)],
+            true => [(Verb::Sub, zeros), (Verb::Mul, scales)],
             false => {
                 let minima = zeros.iter().zip(&scales).map(|(z, s)| z * s).collect();
-                [("Mul", scales), ("Sub", minima)]
+                [(Verb::Mul, scales), (Verb::Sub, minima)]
             }
         };
         for (op, each) in steps {
@@ -133,8 +134,24 @@ impl Emitter<'_> {
         self.reshape(&values, dims)
     }
 
+    /// The rows of a table that indices `[rows, 1]` name.
+    pub(super) fn table_rows(
+        &mut self,
+        table: WeightRef,
+        ids: &str,
+    ) -> Result<String, DeviceError> {
+        if self.keeps_blocks(table) {
+            return self.look_up(table, ids);
+        }
+        let (n, cols) = (self.graph.weight(table).rows, self.graph.weight(table).cols);
+        let values = self.read(table)?;
+        let table = self.model.floats(&[n, cols], &values);
+        let rows = self.two(Verb::Gather, &table, ids);
+        Ok(self.reshape(&rows, &[self.rows, cols]))
+    }
+
     /// The rows of a table of blocks that indices `[rows, 1]` name, as floats `[rows, cols]`.
-    pub(super) fn look_up(&mut self, table: WeightRef, ids: &str) -> Result<String, DeviceError> {
+    fn look_up(&mut self, table: WeightRef, ids: &str) -> Result<String, DeviceError> {
         let decl = self.graph.weight(table);
         let (n, k, group) = (decl.rows, decl.cols, decl.dtype.group_len());
         let groups = k / group;
@@ -142,13 +159,14 @@ impl Emitter<'_> {
         let Levels { numbers, scales, zeros } =
             Levels::take(decl.dtype, &self.stored(table)?.bytes, 8);
         let numbers = self.model.constant(ElementType::I8, &[n, k], numbers);
-        let numbers = self.two("Gather", &numbers, ids);
+        let numbers = self.two(Verb::Gather, &numbers, ids);
         let numbers = self.cast(&numbers, ElementType::F32);
         let mut values = self.reshape(&numbers, &[self.rows, groups, group]);
-        for (op, each) in [("Sub", zeros), ("Mul", scales)].into_iter().filter(|e| !e.1.is_empty())
+        for (op, each) in
+            [(Verb::Sub, zeros), (Verb::Mul, scales)].into_iter().filter(|e| !e.1.is_empty())
         {
             let each = self.model.floats(&[n, groups], &each);
-            let each = self.two("Gather", &each, ids);
+            let each = self.two(Verb::Gather, &each, ids);
             let each = self.reshape(&each, &[self.rows, groups, 1]);
             values = self.two(op, &values, &each);
         }
@@ -157,10 +175,6 @@ impl Emitter<'_> {
 
     /// A constant of floats or halves.
     pub(super) fn typed(&mut self, element: ElementType, dims: &[usize], values: &[f32]) -> String {
-        if element != ElementType::F16 {
-            return self.model.floats(dims, values);
-        }
-        let bytes = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
-        self.model.constant(element, dims, bytes)
+        self.model.typed(element == ElementType::F16, dims, values)
     }
 }

@@ -85,7 +85,7 @@ impl Int4Rows {
 }
 
 /// Two numbers in a byte, the first in its lower half.
-fn nibbles(numbers: &[i8]) -> Vec<u8> {
+pub(crate) fn nibbles(numbers: &[i8]) -> Vec<u8> {
     let pair = |pair: &[i8]| {
         let low = pair[0] as u8 & 15;
         low | (pair.get(1).map_or(0, |n| *n as u8) & 15) << 4

@@ -1,11 +1,12 @@
-//! Products of floats and of halves.
+//! Products, and those of floats and of halves as ONNX has them.
 
 use troika_device::DeviceError;
-use troika_graph::{ActivationFormat, ExpertGroup, HeadLinear, WeightRef};
+use troika_graph::{ActivationFormat, DType, ExpertGroup, HeadLinear, WeightRef};
 
-use super::Emitter;
 use super::int4::Int4Rows;
-use crate::onnx::{Attribute, ElementType};
+use super::verb::{Product, Verb};
+use super::{Emitter, GraphWriter};
+use crate::onnx::{Attribute, ElementType, OnnxModel};
 use crate::rewrites::Rewrite;
 
 /// What some compilers want numbers of columns to be multiples of.
@@ -17,10 +18,11 @@ struct Matrix {
     k: usize,
     values: Vec<f32>,
     bias: Option<Vec<f32>>,
-    element: ElementType,
+    /// Whether it is multiplied as halves.
+    halves: bool,
 }
 
-impl Emitter<'_> {
+impl<W: GraphWriter> Emitter<'_, W> {
     /// `x * weight^T + bias` in a format, perhaps with rows in groups: `[groups, rows, columns]`.
     pub(super) fn projection(
         &mut self,
@@ -29,184 +31,12 @@ impl Emitter<'_> {
         bias: Option<WeightRef>,
         activations: ActivationFormat,
     ) -> Result<String, DeviceError> {
-        let Some(rows) = self.group else { return self.product_in(x, weight, bias, activations) };
+        let of = |x| Product { x, weight, bias, activations };
+        let Some(rows) = self.group else { return W::product(self, of(x)) };
         let (n, k) = (self.graph.weight(weight).rows as i64, self.graph.weight(weight).cols as i64);
         let x = self.viewed(x, &[-1, rows as i64, k]);
-        let y = self.product_in(&x, weight, bias, activations)?;
+        let y = W::product(self, of(&x))?;
         Ok(self.viewed(&y, &[-1, n]))
-    }
-
-    fn product_in(
-        &mut self,
-        x: &str,
-        weight: WeightRef,
-        bias: Option<WeightRef>,
-        activations: ActivationFormat,
-    ) -> Result<String, DeviceError> {
-        if let Some(format) = activations.converted_numbers() {
-            return self.quantized(x, weight, bias, format);
-        }
-        if activations == ActivationFormat::F16Int4 {
-            return self.int4_product(x, weight, bias);
-        }
-        let halves = activations == ActivationFormat::F16;
-        let element = if halves { ElementType::F16 } else { ElementType::F32 };
-        self.linear(x, weight, bias, element)
-    }
-
-    /// `x * weight^T + bias`, with inputs, weights and results of a type of floats.
-    pub(super) fn linear(
-        &mut self,
-        x: &str,
-        weight: WeightRef,
-        bias: Option<WeightRef>,
-        element: ElementType,
-    ) -> Result<String, DeviceError> {
-        if !self.takes_whole() {
-            return self.matrix_product(x, weight, bias, element);
-        }
-        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
-        let (n, k) = (decl.rows, decl.cols);
-        let bias = bias.map(|b| self.read(b)).transpose()?;
-        Ok(self.whole(x, &Matrix { n, k, values, bias, element }))
-    }
-
-    /// Whether rewrites take a weight's floats as a whole.
-    fn takes_whole(&self) -> bool {
-        self.options.rewrites.has(Rewrite::MultiplesOf16) || self.convolves()
-    }
-
-    /// A product of halves with a weight of numbers of 4 bits, one scale for each row.
-    fn int4_product(
-        &mut self,
-        x: &str,
-        weight: WeightRef,
-        bias: Option<WeightRef>,
-    ) -> Result<String, DeviceError> {
-        let element = ElementType::F16;
-        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
-        let (n, k) = (decl.rows, decl.cols);
-        let bias = bias.map(|b| self.read(b)).transpose()?;
-        let rows = Int4Rows::of(&values, k);
-        drop(values);
-        // OpenVINO misreads numbers of odd rows, takes the scales of a single row for a weight, and
-        // weights of numbers as second operands only.
-        let fits = n > 1 && k.is_multiple_of(2) && !self.exchanged;
-        if self.takes_whole() || !fits || !self.options.provider.keeps_blocks() {
-            return Ok(self.whole(x, &Matrix { n, k, values: rows.values(k), bias, element }));
-        }
-        let numbers = self.model.constant(ElementType::I4, &[n, k], rows.packed());
-        let scales = self.typed(element, &[n], &rows.scales);
-        let axis = [Attribute::Int("axis", 0)];
-        let weight = self.model.node("DequantizeLinear", &[&numbers, &scales], &axis);
-        let bias = bias.map(|b| self.typed(element, &[n], &b));
-        let x = self.cast_to(x, element);
-        let y = self.gemm(&x, &weight, bias.as_deref());
-        Ok(self.cast(&y, ElementType::F32))
-    }
-
-    /// A product with a matrix as a whole, perhaps padded.
-    fn whole(&mut self, x: &str, matrix: &Matrix) -> String {
-        let (n, k) = (matrix.n, matrix.k);
-        if !self.options.rewrites.has(Rewrite::MultiplesOf16) {
-            return self.product(x, matrix);
-        }
-        let wide = matrix.padded();
-        let x = match wide.k - k {
-            0 => x.to_string(),
-            more => {
-                let zeros = self.model.floats(&[self.rows, more], &vec![0.0; self.rows * more]);
-                self.concat(&[x, &zeros])
-            }
-        };
-        let y = self.product(&x, &wide);
-        if wide.n == n { y } else { self.slice(&y, 0, n, 1) }
-    }
-
-    fn product(&mut self, x: &str, m: &Matrix) -> String {
-        let x = self.cast_to(x, m.element);
-        let y = if self.convolves() {
-            self.convolution(&x, m)
-        } else {
-            let weight = self.typed(m.element, &[m.n, m.k], &m.values);
-            let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
-            self.gemm(&x, &weight, bias.as_deref())
-        };
-        if m.element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) }
-    }
-
-    /// `x * weight^T + bias` as it is, the rows of a large weight in parts.
-    pub(super) fn matrix_product(
-        &mut self,
-        x: &str,
-        weight: WeightRef,
-        bias: Option<WeightRef>,
-        element: ElementType,
-    ) -> Result<String, DeviceError> {
-        let x = self.cast_to(x, element);
-        let bias = bias.map(|b| self.read(b)).transpose()?;
-        let mut parts = Vec::new();
-        for (rows, weight) in self.matrices(weight, element)? {
-            let bias = bias.as_ref().map(|b| self.typed(element, &[rows.len()], &b[rows.clone()]));
-            parts.push(self.gemm(&x, &weight, bias.as_deref()));
-        }
-        let y = match &parts[..] {
-            [y] => y.clone(),
-            _ => self.concat(&parts),
-        };
-        Ok(if element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) })
-    }
-
-    /// `x * weight^T + bias`; with operands exchanged `(weight * x^T)^T + bias`.
-    fn gemm(&mut self, x: &str, weight: &str, bias: Option<&str>) -> String {
-        let y = if self.exchanged {
-            let x = self.turned(x);
-            let y = self.two("MatMul", weight, &x);
-            self.turned(&y)
-        } else if self.group.is_some() {
-            let weight = self.turned(weight);
-            self.two("MatMul", x, &weight)
-        } else {
-            let inputs: Vec<&str> = [x, weight].into_iter().chain(bias).collect();
-            return self.model.node("Gemm", &inputs, &[Attribute::Int("transB", 1)]);
-        };
-        bias.map_or(y.clone(), |b| self.two("Add", &y, b))
-    }
-
-    /// `x * weight` of a weight `[k, n]`; with operands exchanged `(weight * x^T)^T` of one `[n, k]`.
-    pub(super) fn multiply(&mut self, x: &str, weight: &str) -> String {
-        if self.exchanged { self.gemm(x, weight, None) } else { self.two("MatMul", x, weight) }
-    }
-
-    pub(super) fn turned(&mut self, x: &str) -> String {
-        self.transposed(x, &[1, 0])
-    }
-
-    /// Whether a product of floats is a convolution: it has no other form.
-    fn convolves(&self) -> bool {
-        let formed = self.exchanged || self.group.is_some();
-        self.options.rewrites.has(Rewrite::LinearAsConv) && !formed
-    }
-
-    /// The same as a convolution of one by one: rows are the places of an image, columns its
-    /// channels.
-    fn convolution(&mut self, x: &str, m: &Matrix) -> String {
-        let x = self.turned(x);
-        let x = self.reshape(&x, &[1, m.k, 1, self.rows]);
-        let weight = self.typed(m.element, &[m.n, m.k, 1, 1], &m.values);
-        let bias = m.bias.as_ref().map(|b| self.typed(m.element, &[m.n], b));
-        let inputs: Vec<&str> = [&*x, &weight].into_iter().chain(bias.as_deref()).collect();
-        let y = self.model.node("Conv", &inputs, &[]);
-        let y = self.reshape(&y, &[m.n, self.rows]);
-        self.turned(&y)
-    }
-
-    fn cast_to(&mut self, x: &str, element: ElementType) -> String {
-        if element == ElementType::F32 { x.to_string() } else { self.cast(x, element) }
-    }
-
-    pub(super) fn cast(&mut self, x: &str, to: ElementType) -> String {
-        self.model.node("Cast", &[x], &[Attribute::Int("to", to as i64)])
     }
 
     /// Each expert on its rows.
@@ -241,9 +71,191 @@ impl Emitter<'_> {
         let mut parts = Vec::new();
         for (i, weight) in heads.weights.iter().enumerate() {
             let head = self.slice(x, i * each, (i + 1) * each, 1);
-            parts.push(self.linear(&head, *weight, None, ElementType::F32)?);
+            parts.push(self.projection(&head, *weight, None, ActivationFormat::F32)?);
         }
         Ok(self.concat(&parts))
+    }
+
+    /// `x * weight^T + bias` of a weight that rewrites take as a whole.
+    pub(crate) fn whole_product(&mut self, of: Product<'_>) -> Result<String, DeviceError> {
+        let (values, decl) = (self.read(of.weight)?, self.graph.weight(of.weight));
+        let (n, k) = (decl.rows, decl.cols);
+        let bias = of.bias.map(|b| self.read(b)).transpose()?;
+        let halves = of.activations == ActivationFormat::F16;
+        Ok(self.whole(of.x, &Matrix { n, k, values, bias, halves }))
+    }
+
+    /// Whether rewrites take a weight's floats as a whole.
+    pub(crate) fn takes_whole(&self) -> bool {
+        self.options.rewrites.has(Rewrite::MultiplesOf16) || self.convolves()
+    }
+
+    /// A product with a matrix as a whole, perhaps padded.
+    fn whole(&mut self, x: &str, matrix: &Matrix) -> String {
+        let (n, k) = (matrix.n, matrix.k);
+        if !self.options.rewrites.has(Rewrite::MultiplesOf16) {
+            return self.product(x, matrix);
+        }
+        let wide = matrix.padded();
+        let x = match wide.k - k {
+            0 => x.to_string(),
+            more => {
+                let zeros = self.model.floats(&[self.rows, more], &vec![0.0; self.rows * more]);
+                self.concat(&[x, &zeros])
+            }
+        };
+        let y = self.product(&x, &wide);
+        if wide.n == n { y } else { self.slice(&y, 0, n, 1) }
+    }
+
+    fn product(&mut self, x: &str, m: &Matrix) -> String {
+        let x = if m.halves { self.one(Verb::Cast(DType::F16), x) } else { x.to_string() };
+        let y = if self.convolves() {
+            self.convolution(&x, m)
+        } else {
+            let weight = self.model.typed(m.halves, &[m.n, m.k], &m.values);
+            let bias = m.bias.as_ref().map(|b| self.model.typed(m.halves, &[m.n], b));
+            self.gemm(&x, &weight, bias.as_deref())
+        };
+        if m.halves { self.one(Verb::Cast(DType::F32), &y) } else { y }
+    }
+
+    /// `x * weight^T + bias`; with operands exchanged `(weight * x^T)^T + bias`.
+    fn gemm(&mut self, x: &str, weight: &str, bias: Option<&str>) -> String {
+        let y = if self.exchanged {
+            let x = self.turned(x);
+            let y = self.two(Verb::MatMul, weight, &x);
+            self.turned(&y)
+        } else if self.group.is_some() {
+            let weight = self.turned(weight);
+            self.two(Verb::MatMul, x, &weight)
+        } else {
+            let inputs: Vec<&str> = [x, weight].into_iter().chain(bias).collect();
+            return self.model.verb(Verb::Linear, &inputs);
+        };
+        bias.map_or(y.clone(), |b| self.two(Verb::Add, &y, b))
+    }
+
+    pub(super) fn turned(&mut self, x: &str) -> String {
+        self.transposed(x, &[1, 0])
+    }
+
+    /// Whether a product of floats is a convolution: it has no other form.
+    fn convolves(&self) -> bool {
+        let formed = self.exchanged || self.group.is_some();
+        self.options.rewrites.has(Rewrite::LinearAsConv) && !formed
+    }
+
+    /// The same as a convolution of one by one: rows are the places of an image, columns its
+    /// channels.
+    fn convolution(&mut self, x: &str, m: &Matrix) -> String {
+        let x = self.turned(x);
+        let x = self.reshape(&x, &[1, m.k, 1, self.rows]);
+        let weight = self.model.typed(m.halves, &[m.n, m.k, 1, 1], &m.values);
+        let bias = m.bias.as_ref().map(|b| self.model.typed(m.halves, &[m.n], b));
+        let inputs: Vec<&str> = [&*x, &weight].into_iter().chain(bias.as_deref()).collect();
+        let y = self.model.verb(Verb::Convolution, &inputs);
+        let y = self.reshape(&y, &[m.n, self.rows]);
+        self.turned(&y)
+    }
+}
+
+impl Emitter<'_, OnnxModel> {
+    /// `x * weight^T + bias` in a format.
+    pub(super) fn product_in(
+        &mut self,
+        Product { x, weight, bias, activations }: Product<'_>,
+    ) -> Result<String, DeviceError> {
+        if let Some(format) = activations.converted_numbers() {
+            return self.quantized(x, weight, bias, format);
+        }
+        if activations == ActivationFormat::F16Int4 {
+            return self.int4_product(x, weight, bias);
+        }
+        let halves = activations == ActivationFormat::F16;
+        let element = if halves { ElementType::F16 } else { ElementType::F32 };
+        self.linear(x, weight, bias, element)
+    }
+
+    /// `x * weight^T + bias`, with inputs, weights and results of a type of floats.
+    pub(super) fn linear(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        element: ElementType,
+    ) -> Result<String, DeviceError> {
+        if !self.takes_whole() {
+            return self.matrix_product(x, weight, bias, element);
+        }
+        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
+        let (n, k) = (decl.rows, decl.cols);
+        let bias = bias.map(|b| self.read(b)).transpose()?;
+        Ok(self.whole(x, &Matrix { n, k, values, bias, halves: element == ElementType::F16 }))
+    }
+
+    /// A product of halves with a weight of numbers of 4 bits, one scale for each row.
+    fn int4_product(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+    ) -> Result<String, DeviceError> {
+        let element = ElementType::F16;
+        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
+        let (n, k) = (decl.rows, decl.cols);
+        let bias = bias.map(|b| self.read(b)).transpose()?;
+        let rows = Int4Rows::of(&values, k);
+        drop(values);
+        // OpenVINO misreads numbers of odd rows, takes the scales of a single row for a weight, and
+        // weights of numbers as second operands only.
+        let fits = n > 1 && k.is_multiple_of(2) && !self.exchanged;
+        if self.takes_whole() || !fits || !self.options.provider.keeps_blocks() {
+            return Ok(self.whole(x, &Matrix { n, k, values: rows.values(k), bias, halves: true }));
+        }
+        let numbers = self.model.constant(ElementType::I4, &[n, k], rows.packed());
+        let scales = self.typed(element, &[n], &rows.scales);
+        let axis = [Attribute::Int("axis", 0)];
+        let weight = self.model.node("DequantizeLinear", &[&numbers, &scales], &axis);
+        let bias = bias.map(|b| self.typed(element, &[n], &b));
+        let x = self.cast_to(x, element);
+        let y = self.gemm(&x, &weight, bias.as_deref());
+        Ok(self.cast(&y, ElementType::F32))
+    }
+
+    /// `x * weight^T + bias` as it is, the rows of a large weight in parts.
+    pub(super) fn matrix_product(
+        &mut self,
+        x: &str,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        element: ElementType,
+    ) -> Result<String, DeviceError> {
+        let x = self.cast_to(x, element);
+        let bias = bias.map(|b| self.read(b)).transpose()?;
+        let mut parts = Vec::new();
+        for (rows, weight) in self.matrices(weight, element)? {
+            let bias = bias.as_ref().map(|b| self.typed(element, &[rows.len()], &b[rows.clone()]));
+            parts.push(self.gemm(&x, &weight, bias.as_deref()));
+        }
+        let y = match &parts[..] {
+            [y] => y.clone(),
+            _ => self.concat(&parts),
+        };
+        Ok(if element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) })
+    }
+
+    /// `x * weight` of a weight `[k, n]`; with operands exchanged `(weight * x^T)^T` of one `[n, k]`.
+    pub(super) fn multiply(&mut self, x: &str, weight: &str) -> String {
+        if self.exchanged { self.gemm(x, weight, None) } else { self.two(Verb::MatMul, x, weight) }
+    }
+
+    fn cast_to(&mut self, x: &str, element: ElementType) -> String {
+        if element == ElementType::F32 { x.to_string() } else { self.cast(x, element) }
+    }
+
+    pub(super) fn cast(&mut self, x: &str, to: ElementType) -> String {
+        self.model.node("Cast", &[x], &[Attribute::Int("to", to as i64)])
     }
 }
 
@@ -259,6 +271,6 @@ impl Matrix {
             bias.resize(n, 0.0);
             bias
         });
-        Matrix { n, k, values, bias, element: self.element }
+        Matrix { n, k, values, bias, halves: self.halves }
     }
 }

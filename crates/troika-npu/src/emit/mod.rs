@@ -1,24 +1,33 @@
-//! A subgraph as an ONNX model: fixed shapes, or any number of rows, and weights. Values are f32,
-//! also between products in other formats.
+//! Subgraphs as graphs that a vendor's compiler takes: fixed shapes, or any number of rows, and weights.
+//! The walk over ops is one for all forms of files ([`GraphWriter`]). In ONNX, values are f32, also
+//! between products in other formats.
 
 mod attention;
-mod blocks;
-mod int4;
+pub(crate) mod blocks;
+pub(crate) mod int4;
 mod linear;
+mod onnx;
 mod ops;
 mod quantized;
+pub(crate) mod verb;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use half::f16;
 use troika_device::{DeviceError, PackLayout, WeightData, WeightSource};
 use troika_graph::blocks::dequantize;
-use troika_graph::{DType, Dim, Op, ProductForm, Subgraph, Value, ValueId, WeightRef, WeightSlice};
+use troika_graph::{
+    Attention, DType, Dim, Node, Op, ProductForm, Rope, Subgraph, Value, ValueId, WeightRef,
+    WeightSlice,
+};
 
 use crate::onnx::{ElementType, OnnxFiles, OnnxModel};
 use crate::provider::Provider;
 use crate::rewrites::{Rewrite, Rewrites};
 use crate::rotation::Rotation;
+
+use verb::{Product, Seen, Verb};
 
 /// The name of an attention's input that says what a row sees.
 pub(crate) const MASK: &str = "mask";
@@ -26,9 +35,9 @@ pub(crate) const MASK: &str = "mask";
 pub(crate) const HIDDEN: f32 = -60_000.0;
 
 /// A model with what a caller binds.
-pub(crate) struct Emitted {
+pub(crate) struct Emitted<F = Arc<OnnxFiles>> {
     /// The model: equal graphs with equal weights give equal files.
-    pub files: Arc<OnnxFiles>,
+    pub files: F,
     pub inputs: Vec<Port>,
     pub outputs: Vec<Port>,
     /// For each input, the graph's input that it is. Cosines and sines follow, then an attention's
@@ -114,8 +123,8 @@ pub(crate) struct EmitOptions<'a> {
     pub any_rows: bool,
 }
 
-/// Writes a graph with its weights. None of its ops may be refused. What goes into a cache is left
-/// to the host. An attention takes cached keys and values, and a mask.
+/// Writes a graph with its weights as ONNX. None of its ops may be refused. What goes into a cache is
+/// left to the host. An attention takes cached keys and values, and a mask.
 ///
 /// # Errors
 /// A weight that cannot be read, or a graph that is not static.
@@ -124,61 +133,60 @@ pub(crate) fn emit(
     weights: &dyn WeightSource,
     options: EmitOptions<'_>,
 ) -> Result<Emitted, DeviceError> {
-    let wrong = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
-    let rows = rows_of(graph).map_err(wrong)?;
     let unwritten = |e: std::io::Error| {
         let why = "its weights cannot be written to the folder for temporary files";
-        wrong(format!("{why}: {e}; TMPDIR names another one"))
+        let why = format!("{why}: {e}; TMPDIR names another one");
+        DeviceError::Submission { task: graph.name.clone(), why }
     };
-    let mut model = OnnxModel::new(&graph.name).map_err(unwritten)?;
+    let model = OnnxModel::new(&graph.name).map_err(unwritten)?;
+    let Emitted { files, inputs, outputs, of, rotations, bound, rows, any_rows } =
+        written(graph, weights, options, model)?;
+    let files = Arc::new(files.files().map_err(unwritten)?);
+    Ok(Emitted { files, inputs, outputs, of, rotations, bound, rows, any_rows })
+}
+
+/// The same in the form of files that the writer has.
+///
+/// # Errors
+/// As [`emit`].
+pub(crate) fn written<W: GraphWriter>(
+    graph: &Subgraph,
+    weights: &dyn WeightSource,
+    options: EmitOptions<'_>,
+    mut model: W,
+) -> Result<Emitted<W>, DeviceError> {
+    let wrong = |why: String| DeviceError::Submission { task: graph.name.clone(), why };
+    let rows = rows_of(graph).map_err(wrong)?;
     // Reshaping to zero keeps a dimension.
-    let written = if options.any_rows { 0 } else { rows };
-    let ports = |kind: &str, ids: &[ValueId]| -> Vec<Port> {
+    let all_rows = if options.any_rows { 0 } else { rows };
+    let ports = |kind: &str, ids: &[ValueId]| -> Result<Vec<Port>, DeviceError> {
         let port = |(i, value): (usize, &Value)| {
+            element(value.dtype).map_err(wrong)?;
             let (dtype, cols) = (value.dtype, value.shape.row_len());
-            Port { name: format!("{kind}{i}"), dtype, rows, cols }
+            Ok(Port { name: format!("{kind}{i}"), dtype, rows, cols })
         };
         ids.iter().map(|id| graph.value(*id)).enumerate().map(port).collect()
     };
-    let (all, outputs) = (ports("in", &graph.inputs), ports("out", &graph.outputs));
+    let (all, outputs) = (ports("in", &graph.inputs)?, ports("out", &graph.outputs)?);
     let read = read_values(graph);
     let of: Vec<usize> = (0..all.len()).filter(|i| read[graph.inputs[*i].0 as usize]).collect();
     let inputs: Vec<Port> = of.iter().map(|i| all[*i].clone()).collect();
     let mut tensors = HashMap::new();
     for (i, port) in of.iter().zip(&inputs) {
-        model.input(&port.name, element(port.dtype).map_err(wrong)?, &[written, port.cols]);
+        model.input(&port.name, port.dtype, &[all_rows, port.cols]);
         tensors.insert(graph.inputs[*i], port.name.clone());
     }
-    let mut emitter = Emitter {
-        graph,
-        weights,
-        options,
-        rows: written,
-        exchanged: false,
-        group: None,
-        model,
-        inputs,
-        rotations: Vec::new(),
-        tensors,
-    };
-    for node in graph.nodes.iter().filter(|n| n.outputs.iter().any(|id| read[id.0 as usize])) {
-        // What tells ops of a kind apart.
-        let about = match (&node.op, node.outputs.first()) {
-            (Op::Linear { weight, .. }, _) => &*graph.weight(*weight).name,
-            (_, made) => made.map_or("", |made| &*graph.value(*made).name),
-        };
-        emitter.model.scope(node.op.name(), about);
-        emitter.formed(&node.op, rows).op(node)?;
-    }
+    let mut emitter = Emitter { inputs, ..Emitter::new(graph, weights, options, model) };
+    (emitter.rows, emitter.tensors) = (all_rows, tensors);
+    emitter.nodes(rows, |n| n.outputs.iter().any(|id| read[id.0 as usize]))?;
     let Emitter { mut model, mut inputs, rotations, tensors, .. } = emitter;
     for (id, port) in graph.outputs.iter().zip(&outputs) {
         let made = tensors.get(id).ok_or_else(|| wrong(format!("{} is never made", port.name)))?;
-        model.output(&port.name, made, element(port.dtype).map_err(wrong)?, &[written, port.cols]);
+        model.output(&port.name, made, port.dtype, &[all_rows, port.cols]);
     }
     inputs.iter_mut().filter(|port| port.rows == 0).for_each(|port| port.rows = rows);
-    let files = Arc::new(model.files().map_err(unwritten)?);
     let (bound, any_rows) = (all.len(), options.any_rows);
-    Ok(Emitted { files, inputs, outputs, of, rotations, bound, rows, any_rows })
+    Ok(Emitted { files: model, inputs, outputs, of, rotations, bound, rows, any_rows })
 }
 
 /// Which values the outputs follow from: not what only goes into a cache, and no positions, since
@@ -206,26 +214,141 @@ fn element(dtype: DType) -> Result<ElementType, String> {
     }
 }
 
-/// A graph on its way to ONNX.
-struct Emitter<'a> {
-    graph: &'a Subgraph,
+/// A file's form of graphs.
+pub(crate) trait GraphWriter: Sized {
+    /// Declares an input.
+    fn input(&mut self, name: &str, dtype: DType, dims: &[usize]);
+
+    /// Declares a tensor as an output, under this name.
+    fn output(&mut self, name: &str, tensor: &str, dtype: DType, dims: &[usize]);
+
+    /// A constant tensor of floats or halves. Returns its name.
+    fn typed(&mut self, halves: bool, dims: &[usize], values: &[f32]) -> String;
+
+    /// A constant tensor of floats. Returns its name.
+    fn floats(&mut self, dims: &[usize], values: &[f32]) -> String {
+        self.typed(false, dims, values)
+    }
+
+    /// Adds a node. Returns its result's name.
+    fn verb(&mut self, verb: Verb<'_>, inputs: &[&str]) -> String;
+
+    /// The op that the next nodes compute, and what tells it apart.
+    fn scope(&mut self, op: &str, about: &str);
+
+    /// A root mean square norm as one node, where the form has one.
+    fn whole_norm(&mut self, x: &str, eps: f32, weight: &str) -> Option<String>;
+
+    /// What the sum of layers' results is divided by, so that no half overflows; `None`: it is not.
+    fn divisor(&self) -> Option<f32> {
+        None
+    }
+
+    /// Whether a tensor is divided by it.
+    fn is_divided(&self, _tensor: &str) -> bool {
+        false
+    }
+
+    /// Notes that a tensor is divided by it.
+    fn divided(&mut self, _tensor: &str) {}
+
+    /// Tensors with cosines and sines of positions `[rows, rotary_dim / 2]`, if they are no inputs.
+    fn rotation(&mut self, _: &Rope, _rows: usize) -> Option<[String; 2]> {
+        None
+    }
+
+    /// What an attention sees, if it is none of the inputs.
+    ///
+    /// # Errors
+    /// Keys and values that are never made.
+    fn kept(
+        _: &mut Emitter<'_, Self>,
+        _: &Attention,
+        _: &Node,
+    ) -> Result<Option<Seen>, DeviceError> {
+        Ok(None)
+    }
+
+    /// `x * weight^T + bias` in a format of activations.
+    ///
+    /// # Errors
+    /// A weight that cannot be read.
+    fn product(e: &mut Emitter<'_, Self>, of: Product<'_>) -> Result<String, DeviceError>;
+
+    /// Rows of a table of weights `[rows, cols]` that indices name.
+    ///
+    /// # Errors
+    /// As [`GraphWriter::product`].
+    fn rows_of_table(
+        e: &mut Emitter<'_, Self>,
+        table: WeightRef,
+        ids: &str,
+    ) -> Result<String, DeviceError>;
+}
+
+/// A graph on its way to a form of files.
+pub(crate) struct Emitter<'a, W> {
+    pub graph: &'a Subgraph,
     weights: &'a dyn WeightSource,
-    options: EmitOptions<'a>,
+    pub options: EmitOptions<'a>,
     /// The number of rows; 0 if the model takes any.
-    rows: usize,
+    pub rows: usize,
     /// Whether the operands of the op's products are exchanged.
     exchanged: bool,
     /// The rows of a group, if its products see their rows as groups.
     group: Option<usize>,
-    model: OnnxModel,
+    pub model: W,
     /// The model's inputs so far.
     inputs: Vec<Port>,
     rotations: Vec<Rotation>,
     /// The tensors of the values so far.
-    tensors: HashMap<ValueId, String>,
+    pub tensors: HashMap<ValueId, String>,
 }
 
-impl Emitter<'_> {
+impl<'a, W: GraphWriter> Emitter<'a, W> {
+    /// A graph of which nothing is written.
+    pub fn new(
+        graph: &'a Subgraph,
+        weights: &'a dyn WeightSource,
+        options: EmitOptions<'a>,
+        model: W,
+    ) -> Emitter<'a, W> {
+        Emitter {
+            graph,
+            weights,
+            options,
+            rows: 0,
+            exchanged: false,
+            group: None,
+            model,
+            inputs: Vec::new(),
+            rotations: Vec::new(),
+            tensors: HashMap::new(),
+        }
+    }
+
+    pub fn weights(&self) -> &'a dyn WeightSource {
+        self.weights
+    }
+
+    /// Writes the nodes that are kept, for so many rows.
+    ///
+    /// # Errors
+    /// As [`emit`].
+    pub fn nodes(&mut self, rows: usize, keep: impl Fn(&Node) -> bool) -> Result<(), DeviceError> {
+        let graph = self.graph;
+        for node in graph.nodes.iter().filter(|n| keep(n)) {
+            // What tells ops of a kind apart.
+            let about = match (&node.op, node.outputs.first()) {
+                (Op::Linear { weight, .. }, _) => &*graph.weight(*weight).name,
+                (_, made) => made.map_or("", |made| &*graph.value(*made).name),
+            };
+            self.model.scope(node.op.name(), about);
+            self.formed(&node.op, rows).op(node)?;
+        }
+        Ok(())
+    }
+
     /// For an op of so many rows, in its form.
     fn formed(&mut self, op: &Op, rows: usize) -> &mut Self {
         self.exchanged = op.form() == Some(ProductForm::Exchanged);
@@ -235,7 +358,7 @@ impl Emitter<'_> {
         self
     }
 
-    fn value(&self, id: ValueId) -> &Value {
+    pub fn value(&self, id: ValueId) -> &Value {
         self.graph.value(id)
     }
 
@@ -245,27 +368,25 @@ impl Emitter<'_> {
 
     /// An input `[rows, cols]` that the graph does not have.
     fn extra(&mut self, name: &str, dtype: DType, rows: usize, cols: usize) -> String {
-        let halves = dtype == DType::F16;
-        let element = if halves { ElementType::F16 } else { ElementType::F32 };
-        self.model.input(name, element, &[rows, cols]);
+        self.model.input(name, dtype, &[rows, cols]);
         self.inputs.push(Port { name: name.into(), dtype, rows, cols });
-        if halves { self.cast(name, ElementType::F32) } else { name.into() }
+        if dtype == DType::F16 { self.one(Verb::Cast(DType::F32), name) } else { name.into() }
     }
 
-    fn tensor(&self, id: ValueId) -> Result<String, DeviceError> {
+    pub fn tensor(&self, id: ValueId) -> Result<String, DeviceError> {
         self.tensors.get(&id).cloned().ok_or_else(|| {
             let why = format!("value {} is read before it is made", self.value(id).name);
             self.wrong(why)
         })
     }
 
-    fn wrong(&self, why: String) -> DeviceError {
+    pub fn wrong(&self, why: String) -> DeviceError {
         DeviceError::Submission { task: self.graph.name.clone(), why }
     }
 
     /// The rows of a weight that the graph reads, as stored: a copy, so that none of its file stays
     /// in memory.
-    fn stored(&self, weight: WeightRef) -> Result<WeightData, DeviceError> {
+    pub fn stored(&self, weight: WeightRef) -> Result<WeightData, DeviceError> {
         let decl = self.graph.weight(weight);
         let (dtype, cols, rows) = (decl.dtype, decl.stored().1, decl.stored_rows());
         let layout = PackLayout { name: "rows", rows: 1, panel: dtype.row_size(cols), keep: false };
@@ -282,7 +403,7 @@ impl Emitter<'_> {
     }
 
     /// A weight's numbers, row by row.
-    fn read(&self, weight: WeightRef) -> Result<Vec<f32>, DeviceError> {
+    pub fn read(&self, weight: WeightRef) -> Result<Vec<f32>, DeviceError> {
         let (whole, decl) = (self.stored(weight)?, self.graph.weight(weight));
         let mut values = vec![0.0; whole.rows * whole.cols];
         dequantize(whole.dtype, &whole.bytes, &mut values);
@@ -293,10 +414,15 @@ impl Emitter<'_> {
     }
 
     /// A weight of one row as a constant `[cols]`, with something added to each number.
-    fn vector(&mut self, weight: WeightRef, plus: f32) -> Result<String, DeviceError> {
+    pub fn vector(&mut self, weight: WeightRef, plus: f32) -> Result<String, DeviceError> {
         let values: Vec<f32> = self.read(weight)?.iter().map(|v| v + plus).collect();
         Ok(self.model.floats(&[values.len()], &values))
     }
+}
+
+/// Numbers as halves.
+pub(crate) fn half_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()
 }
 
 #[cfg(test)]

@@ -1,35 +1,43 @@
-//! Each op as ONNX operators.
+//! Each op as verbs.
 
 use troika_device::DeviceError;
 use troika_graph::{Activation, DType, Node, Op, Rope, RopeStyle, ValueId, WeightRef};
 
-use super::{Emitter, element};
-use crate::onnx::Attribute;
+use super::verb::Verb;
+use super::{Emitter, GraphWriter};
 use crate::rewrites::Rewrite;
 use crate::rotation::Rotation;
 
-impl Emitter<'_> {
+impl<W: GraphWriter> Emitter<'_, W> {
     /// Adds an op.
     pub fn op(&mut self, node: &Node) -> Result<(), DeviceError> {
         let (&[out], [first, ..]) = (&node.outputs[..], &node.inputs[..]) else {
             return Err(self.wrong(format!("op {} has no input or output", node.op.name())));
         };
-        let x = self.tensor(*first)?;
+        let x = match &node.op {
+            Op::Add | Op::RmsNorm { .. } | Op::LayerNorm { .. } => self.tensor(*first)?,
+            _ => self.undivided(*first)?,
+        };
         let cols = self.cols(*first);
-        let second = |e: &Self| match node.inputs.get(1) {
-            Some(id) => e.tensor(*id),
+        let second = |e: &mut Self| match node.inputs.get(1) {
+            Some(id) => e.undivided(*id),
             None => Err(e.wrong(format!("op {} has one input", node.op.name()))),
         };
         let y = match &node.op {
             Op::Embed { table, scale } => self.embed(&x, *table, *scale)?,
             Op::RmsNorm { weight, eps, offset, group } => {
                 let weight = weight.map(|w| self.vector(w, *offset)).transpose()?;
-                self.by_groups(&x, cols, *group, |e, x| e.rms(x, *eps, weight.as_deref()))
+                let divided = self.model.is_divided(&x);
+                let norm = |e: &mut Self, x: &str| e.rms(x, *eps, weight.as_deref(), divided);
+                self.by_groups(&x, cols, *group, norm)
             }
             Op::LayerNorm { weight, bias, eps, group } => {
                 let weight = self.vector(*weight, 0.0)?;
                 let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
-                let norm = |e: &mut Self, x: &str| e.layer_norm(x, *eps, &weight, bias.as_deref());
+                let divided = self.model.is_divided(&x);
+                let norm = |e: &mut Self, x: &str| {
+                    e.layer_norm(x, *eps, &weight, bias.as_deref(), divided)
+                };
                 self.by_groups(&x, cols, *group, norm)
             }
             Op::Linear { weight, bias, activations, .. } => {
@@ -38,16 +46,22 @@ impl Emitter<'_> {
             Op::HeadLinear(heads) => self.head_linear(&x, cols, heads)?,
             Op::Rope(rope) => self.rope(&x, *node.inputs.get(1).unwrap_or(first), cols, rope)?,
             Op::Activate(act) => self.activate(&x, *act),
-            Op::Gate(act) => self.gate(&x, &second(self)?, *act),
-            Op::Add => self.two("Add", &x, &second(self)?),
+            Op::Gate(act) => {
+                let up = second(self)?;
+                self.gate(&x, &up, *act)
+            }
+            Op::Add => self.sum(&x, *node.inputs.get(1).unwrap_or(first))?,
             Op::Scale { factor } => self.times(&x, *factor),
             Op::Clamp { limit } => self.clamp(&x, -limit, *limit),
             Op::SoftCap { cap } => self.soft_cap(&x, *cap),
             Op::Convert => {
-                let to = element(self.value(out).dtype).map_err(|why| self.wrong(why))?;
-                self.cast(&x, to)
+                let to = self.value(out).dtype;
+                self.one(Verb::Cast(to), &x)
             }
-            Op::SigmoidGate => self.sigmoid_gate(&x, &second(self)?),
+            Op::SigmoidGate => {
+                let gate = second(self)?;
+                self.sigmoid_gate(&x, &gate)
+            }
             Op::SliceCols { group, start, len } => {
                 let slice = |e: &mut Self, x: &str| e.slice(x, *start, start + len, 1);
                 self.by_groups(&x, cols, *group, slice)
@@ -60,7 +74,7 @@ impl Emitter<'_> {
                 let both = self.concat(&parts);
                 self.reshape(&both, &[self.rows, sides[0].1 + sides[1].1])
             }
-            Op::Attention(attention) => self.attention(&x, attention, &node.states)?,
+            Op::Attention(attention) => self.attention(&x, attention, node)?,
             Op::ExpertGroup(group) => self.expert_group(&x, group)?,
             Op::KvAppend(_)
             | Op::DecayingSum(_)
@@ -79,27 +93,26 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    pub(super) fn one(&mut self, op: &str, x: &str) -> String {
-        self.model.node(op, &[x], &[])
+    pub(crate) fn one(&mut self, verb: Verb<'_>, x: &str) -> String {
+        self.model.verb(verb, &[x])
     }
 
-    pub(super) fn two(&mut self, op: &str, a: &str, b: &str) -> String {
-        self.model.node(op, &[a, b], &[])
+    pub(crate) fn two(&mut self, verb: Verb<'_>, a: &str, b: &str) -> String {
+        self.model.verb(verb, &[a, b])
     }
 
     pub(super) fn times(&mut self, x: &str, factor: f32) -> String {
         let factor = self.model.floats(&[1], &[factor]);
-        self.two("Mul", x, &factor)
+        self.two(Verb::Mul, x, &factor)
     }
 
     pub(super) fn plus(&mut self, x: &str, term: f32) -> String {
         let term = self.model.floats(&[1], &[term]);
-        self.two("Add", x, &term)
+        self.two(Verb::Add, x, &term)
     }
 
     pub(super) fn clamp(&mut self, x: &str, low: f32, high: f32) -> String {
-        let (low, high) = (self.model.floats(&[], &[low]), self.model.floats(&[], &[high]));
-        self.model.node("Clip", &[x, &low, &high], &[])
+        self.one(Verb::Clamp { low, high }, x)
     }
 
     pub(super) fn reshape(&mut self, x: &str, dims: &[usize]) -> String {
@@ -109,8 +122,7 @@ impl Emitter<'_> {
 
     /// The same with other dimensions; -1: whatever is left for one.
     pub(super) fn viewed(&mut self, x: &str, dims: &[i64]) -> String {
-        let dims = self.model.integers(dims);
-        self.two("Reshape", x, &dims)
+        self.one(Verb::Reshape(dims), x)
     }
 
     pub(super) fn concat(&mut self, parts: &[impl AsRef<str>]) -> String {
@@ -119,11 +131,11 @@ impl Emitter<'_> {
 
     pub(super) fn concat_along(&mut self, parts: &[impl AsRef<str>], axis: i64) -> String {
         let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
-        self.model.node("Concat", &parts, &[Attribute::Int("axis", axis)])
+        self.model.verb(Verb::Concat(axis), &parts)
     }
 
     pub(super) fn transposed(&mut self, x: &str, perm: &'static [i64]) -> String {
-        self.model.node("Transpose", &[x], &[Attribute::Ints("perm", perm)])
+        self.one(Verb::Transpose(perm), x)
     }
 
     /// Some of the last dimension.
@@ -137,9 +149,7 @@ impl Emitter<'_> {
     }
 
     fn slice_of(&mut self, x: &str, axis: i64, from: usize, to: usize, step: usize) -> String {
-        let axis = self.model.integers(&[axis]);
-        let [from, to, step] = [from, to, step].map(|n| self.model.integers(&[n as i64]));
-        self.model.node("Slice", &[x, &from, &to, &axis, &step], &[])
+        self.one(Verb::Slice { axis, from, to, step }, x)
     }
 
     /// Works on each group of columns by itself.
@@ -159,78 +169,122 @@ impl Emitter<'_> {
     }
 
     fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Result<String, DeviceError> {
-        let decl = self.graph.weight(table);
-        let (n, cols) = (decl.rows, decl.cols);
-        let rows = if self.keeps_blocks(table) {
-            self.look_up(table, ids)?
-        } else {
-            let values = self.read(table)?;
-            let table = self.model.floats(&[n, cols], &values);
-            let rows = self.two("Gather", &table, ids);
-            self.reshape(&rows, &[self.rows, cols])
-        };
-        Ok(if scale == 1.0 { rows } else { self.times(&rows, scale) })
+        let rows = W::rows_of_table(self, table, ids)?;
+        // Here the residual stream begins.
+        let factor = scale / self.model.divisor().unwrap_or(1.0);
+        let rows = if factor == 1.0 { rows } else { self.times(&rows, factor) };
+        self.model.divided(&rows);
+        Ok(rows)
     }
 
-    /// The mean over the last dimension, or what another operator makes of it.
-    pub(super) fn reduced(&mut self, op: &str, x: &str) -> String {
-        let axis = self.model.integers(&[-1]);
-        self.two(op, x, &axis)
+    /// A value as it is, where the residual stream is divided.
+    fn undivided(&mut self, id: ValueId) -> Result<String, DeviceError> {
+        let x = self.tensor(id)?;
+        let by = self.model.divisor().filter(|_| self.model.is_divided(&x));
+        Ok(by.map_or(x.clone(), |by| self.times(&x, by)))
+    }
+
+    /// A sum, which is divided if a side is.
+    fn sum(&mut self, x: &str, other: ValueId) -> Result<String, DeviceError> {
+        let mut sides = [x.to_string(), self.tensor(other)?];
+        let by = self.model.divisor().unwrap_or(1.0);
+        let divided = sides.each_ref().map(|side| self.model.is_divided(side));
+        for (side, _) in
+            sides.iter_mut().zip(divided).filter(|(_, is)| !is && divided.contains(&true))
+        {
+            *side = self.times(side, 1.0 / by);
+        }
+        let sum = self.two(Verb::Add, &sides[0], &sides[1]);
+        if divided.contains(&true) {
+            self.model.divided(&sum);
+        }
+        Ok(sum)
     }
 
     /// `x / sqrt(mean(x^2) + eps) * weight`.
-    fn rms(&mut self, x: &str, eps: f32, weight: Option<&str>) -> String {
-        if let Some(weight) = weight.filter(|_| self.options.rewrites.has(Rewrite::FoldEpsilon)) {
-            let attributes = [Attribute::Int("axis", -1), Attribute::Float("epsilon", eps)];
-            return self.model.node("SimplifiedLayerNormalization", &[x, weight], &attributes);
+    fn rms(&mut self, x: &str, eps: f32, weight: Option<&str>, divided: bool) -> String {
+        let rewrites = self.options.rewrites;
+        let (folds, scales) =
+            (rewrites.has(Rewrite::FoldEpsilon), rewrites.has(Rewrite::ScaleNorms));
+        if let Some(weight) = weight.filter(|_| folds && !scales)
+            && let Some(normed) = self.model.whole_norm(x, eps, weight)
+        {
+            return normed;
         }
-        let squares = match self.options.rewrites.has(Rewrite::PowToMul) {
-            true => self.two("Mul", x, x),
+        let by = self.model.divisor().filter(|_| divided).unwrap_or(1.0);
+        let eps = if scales { eps } else { eps / (by * by) };
+        let mut epsilon = self.model.floats(&[1], &[eps]);
+        let mut x = x.to_string();
+        if scales {
+            let (sizes, one) = (self.one(Verb::Abs, &x), self.model.floats(&[1], &[1.0 / by]));
+            let most = self.one(Verb::ReduceMax, &sizes);
+            let mut most = self.two(Verb::Maximum, &most, &one);
+            x = self.two(Verb::Div, &x, &most);
+            if by != 1.0 {
+                most = self.times(&most, by);
+            }
+            if !folds {
+                epsilon = self.two(Verb::Div, &epsilon, &most);
+                epsilon = self.two(Verb::Div, &epsilon, &most);
+            }
+        }
+        let squares = match rewrites.has(Rewrite::PowToMul) {
+            true => self.two(Verb::Mul, &x, &x),
             false => {
                 let two = self.model.floats(&[], &[2.0]);
-                self.two("Pow", x, &two)
+                self.two(Verb::Pow, &x, &two)
             }
         };
-        let mean = self.reduced("ReduceMean", &squares);
-        let above = self.plus(&mean, eps);
-        let root = self.one("Sqrt", &above);
-        let normed = self.two("Div", x, &root);
-        weight.map_or(normed.clone(), |w| self.two("Mul", &normed, w))
+        let mean = self.one(Verb::ReduceMean, &squares);
+        let normed = if folds {
+            let inverse = self.one(Verb::Rsqrt(eps), &mean);
+            self.two(Verb::Mul, &x, &inverse)
+        } else {
+            let above = self.two(Verb::Add, &mean, &epsilon);
+            let root = self.one(Verb::Sqrt, &above);
+            self.two(Verb::Div, &x, &root)
+        };
+        weight.map_or(normed.clone(), |w| self.two(Verb::Mul, &normed, w))
     }
 
-    fn layer_norm(&mut self, x: &str, eps: f32, weight: &str, bias: Option<&str>) -> String {
+    fn layer_norm(
+        &mut self,
+        x: &str,
+        eps: f32,
+        weight: &str,
+        bias: Option<&str>,
+        divided: bool,
+    ) -> String {
         // The runtime's own operator is one that some providers lack.
-        let mean = self.reduced("ReduceMean", x);
-        let centered = self.two("Sub", x, &mean);
-        let scaled = self.rms(&centered, eps, Some(weight));
-        bias.map_or(scaled.clone(), |bias| self.two("Add", &scaled, bias))
+        let mean = self.one(Verb::ReduceMean, x);
+        let centered = self.two(Verb::Sub, x, &mean);
+        let scaled = self.rms(&centered, eps, Some(weight), divided);
+        bias.map_or(scaled.clone(), |bias| self.two(Verb::Add, &scaled, bias))
     }
 
     pub(super) fn soft_cap(&mut self, x: &str, cap: f32) -> String {
         let small = self.times(x, 1.0 / cap);
-        let soft = self.one("Tanh", &small);
+        let soft = self.one(Verb::Tanh, &small);
         self.times(&soft, cap)
     }
 
     fn sigmoid_gate(&mut self, x: &str, gate: &str) -> String {
-        let open = self.one("Sigmoid", gate);
-        self.two("Mul", x, &open)
+        let open = self.one(Verb::Sigmoid, gate);
+        self.two(Verb::Mul, x, &open)
     }
 
     fn activate(&mut self, x: &str, act: Activation) -> String {
         match act {
             Activation::Silu => self.sigmoid_gate(x, x),
-            Activation::Gelu => self.one("Gelu", x),
-            Activation::GeluTanh => {
-                self.model.node("Gelu", &[x], &[Attribute::Text("approximate", "tanh")])
-            }
-            Activation::Relu => self.one("Relu", x),
+            Activation::Gelu => self.one(Verb::Gelu, x),
+            Activation::GeluTanh => self.one(Verb::GeluTanh, x),
+            Activation::Relu => self.one(Verb::Relu, x),
             Activation::ReluSquared => {
-                let positive = self.one("Relu", x);
-                self.two("Mul", &positive, &positive)
+                let positive = self.one(Verb::Relu, x);
+                self.two(Verb::Mul, &positive, &positive)
             }
-            Activation::Sigmoid => self.one("Sigmoid", x),
-            Activation::Softplus => self.one("Softplus", x),
+            Activation::Sigmoid => self.one(Verb::Sigmoid, x),
+            Activation::Softplus => self.one(Verb::Softplus, x),
             Activation::Xielu { alpha_p, alpha_n } => self.xielu(x, alpha_p, alpha_n),
             // Gated only: `verify` refuses it elsewhere.
             Activation::ClampedSwiglu { alpha, limit } => self.clamped(x, alpha, limit),
@@ -243,9 +297,9 @@ impl Emitter<'_> {
             Activation::ClampedSwiglu { limit, .. } => {
                 let up = self.clamp(up, -limit, limit);
                 let up = self.plus(&up, 1.0);
-                self.two("Mul", &open, &up)
+                self.two(Verb::Mul, &open, &up)
             }
-            _ => self.two("Mul", &open, up),
+            _ => self.two(Verb::Mul, &open, up),
         }
     }
 
@@ -255,13 +309,13 @@ impl Emitter<'_> {
         let square = self.times(&square, alpha_p);
         let negative = self.clamp(x, f32::MIN, 0.0);
         let bounded = self.clamp(x, f32::MIN, -1e-6);
-        let power = self.one("Exp", &bounded);
+        let power = self.one(Verb::Exp, &bounded);
         let power = self.plus(&power, -1.0);
-        let curve = self.two("Sub", &power, &negative);
+        let curve = self.two(Verb::Sub, &power, &negative);
         let curve = self.times(&curve, alpha_n);
         let line = self.times(x, 0.5);
-        let sides = self.two("Add", &square, &curve);
-        self.two("Add", &sides, &line)
+        let sides = self.two(Verb::Add, &square, &curve);
+        self.two(Verb::Add, &sides, &line)
     }
 
     /// `min(x, limit) * sigmoid(alpha * min(x, limit))`.
@@ -271,8 +325,12 @@ impl Emitter<'_> {
         self.sigmoid_gate(&x, &steep)
     }
 
-    /// The inputs with cosines and sines of positions, one pair for all that rotate alike.
+    /// Tensors with cosines and sines of positions: inputs, unless the file has them, one pair for all
+    /// that rotate alike.
     fn rotation(&mut self, rope: &Rope, positions: ValueId) -> Result<[String; 2], DeviceError> {
+        if let Some(known) = self.model.rotation(rope, self.rows) {
+            return Ok(known);
+        }
         let input = self.graph.inputs.iter().position(|id| *id == positions);
         let Some(positions) = input else {
             return Err(self.wrong("its positions are none of its inputs".into()));
@@ -311,9 +369,10 @@ impl Emitter<'_> {
             RopeStyle::Interleaved => [(from, to, 2), (from + 1, to, 2)],
         }
         .map(|(from, to, step)| self.slice(&x, from, to, step));
-        let [a_cos, b_sin] = [(&a, &cos), (&b, &sin)].map(|(x, f)| self.two("Mul", x, f));
-        let [a_sin, b_cos] = [(&a, &sin), (&b, &cos)].map(|(x, f)| self.two("Mul", x, f));
-        let (first, second) = (self.two("Sub", &a_cos, &b_sin), self.two("Add", &b_cos, &a_sin));
+        let [a_cos, b_sin] = [(&a, &cos), (&b, &sin)].map(|(x, f)| self.two(Verb::Mul, x, f));
+        let [a_sin, b_cos] = [(&a, &sin), (&b, &cos)].map(|(x, f)| self.two(Verb::Mul, x, f));
+        let (first, second) =
+            (self.two(Verb::Sub, &a_cos, &b_sin), self.two(Verb::Add, &b_cos, &a_sin));
         let turned = match style {
             RopeStyle::Half => self.concat(&[&first, &second]),
             RopeStyle::Interleaved => {

@@ -7,9 +7,10 @@ use troika_graph::{
     ScaleOrigin, WeightRef,
 };
 
-use super::Emitter;
 use super::int4::Int4;
-use crate::onnx::{Attribute, ElementType};
+use super::verb::Verb;
+use super::{Emitter, GraphWriter};
+use crate::onnx::{Attribute, ElementType, OnnxModel};
 use crate::provider::Provider;
 
 /// Inputs above it are multiplied as floats where each row has a scale (LLM.int8(), section 3.2).
@@ -17,7 +18,7 @@ const ROW_OUTLIER: f32 = 6.0;
 /// The largest number of a weight.
 const WEIGHT_MOST: f32 = 127.0;
 
-impl Emitter<'_> {
+impl Emitter<'_, OnnxModel> {
     /// A product in a format for which weights are converted: 4-bit weights with a scale for each
     /// block stay so with 16-bit inputs, all others get 8 bits and a scale for each row.
     pub fn quantized(
@@ -33,7 +34,7 @@ impl Emitter<'_> {
             _ => self.calibrated(x, weight, format)?,
         };
         let bias = bias.map(|b| self.vector(b, 0.0)).transpose()?;
-        Ok(bias.map_or(y.clone(), |b| self.two("Add", &y, &b)))
+        Ok(bias.map_or(y.clone(), |b| self.two(Verb::Add, &y, &b)))
     }
 
     /// One scale for all inputs.
@@ -50,7 +51,7 @@ impl Emitter<'_> {
         if !factors.is_empty() {
             let inverse: Vec<f32> = factors.iter().map(|f| 1.0 / f).collect();
             let inverse = self.model.floats(&[1, decl.cols], &inverse);
-            x = self.two("Mul", &x, &inverse);
+            x = self.two(Verb::Mul, &x, &inverse);
         }
         let x = self.rounded(&x, format, limit);
         let int4 =
@@ -119,7 +120,7 @@ impl Emitter<'_> {
             let w: Vec<f32> = rows.flat_map(|row| &row[at.clone()]).copied().collect();
             let w = self.int8(&w, at.len());
             let y = self.multiply(&part, &w);
-            sum = Some(sum.map_or(y.clone(), |sum| self.two("Add", &sum, &y)));
+            sum = Some(sum.map_or(y.clone(), |sum| self.two(Verb::Add, &sum, &y)));
         }
         Ok(sum.unwrap_or_default())
     }
@@ -144,7 +145,7 @@ impl Emitter<'_> {
             // Its fused product takes one zero point for a left operand, where the rows have one each.
             let numbers = self.cast(&numbers, ElementType::F32);
             let scales = self.model.floats(&[n, 1], &scales);
-            return self.two("Mul", &numbers, &scales);
+            return self.two(Verb::Mul, &numbers, &scales);
         }
         let scales = self.model.floats(&[n], &scales);
         let zeros = self.model.constant(ElementType::I8, &[n], vec![0; n]);
@@ -176,21 +177,21 @@ impl Emitter<'_> {
     ) -> Result<String, DeviceError> {
         let w = self.int8(&self.read(weight)?, self.graph.weight(weight).cols);
         let usual = self.clamp(x, -ROW_OUTLIER, ROW_OUTLIER);
-        let same = self.two("Equal", x, &usual);
+        let same = self.model.node("Equal", &[x, &usual], &[]);
         let zero = self.model.floats(&[], &[0.0]);
         let usual = self.model.node("Where", &[&same, x, &zero], &[]);
-        let large = self.two("Sub", x, &usual);
-        let magnitude = self.one("Abs", &usual);
-        let most = self.reduced("ReduceMax", &magnitude);
+        let large = self.two(Verb::Sub, x, &usual);
+        let magnitude = self.one(Verb::Abs, &usual);
+        let most = self.one(Verb::ReduceMax, &magnitude);
         let number = ((1_u32 << (format.bits - 1)) - 1) as f32;
         let scale = self.times(&most, 1.0 / number);
         let scale = self.plus(&scale, f32::MIN_POSITIVE);
-        let numbers = self.two("Div", &usual, &scale);
-        let numbers = self.one("Round", &numbers);
+        let numbers = self.two(Verb::Div, &usual, &scale);
+        let numbers = self.model.node("Round", &[&numbers], &[]);
         let sums = self.multiply(&numbers, &w);
-        let sums = self.two("Mul", &sums, &scale);
+        let sums = self.two(Verb::Mul, &sums, &scale);
         let large = self.matrix_product(&large, weight, None, ElementType::F32)?;
-        Ok(self.two("Add", &sums, &large))
+        Ok(self.two(Verb::Add, &sums, &large))
     }
 }
 

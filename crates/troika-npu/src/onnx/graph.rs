@@ -40,14 +40,14 @@ const LARGE: usize = 4096;
 const PAGE: u64 = 4096;
 
 /// A node's attribute.
-pub enum Attribute {
+pub enum Attribute<'a> {
     Int(&'static str, i64),
     Float(&'static str, f32),
-    Ints(&'static str, &'static [i64]),
+    Ints(&'static str, &'a [i64]),
     Text(&'static str, &'static str),
 }
 
-impl Attribute {
+impl Attribute<'_> {
     fn proto(&self) -> AttributeProto {
         let named = |name: &str, kind| AttributeProto {
             name: name.into(),
@@ -135,7 +135,7 @@ impl OnnxModel {
     }
 
     /// The op that the next nodes compute, and what tells it apart: profilers report nodes by name.
-    pub fn scope(&mut self, op: &str, about: &str) {
+    pub fn scoped(&mut self, op: &str, about: &str) {
         self.scope = format!("{op}/{about}/");
     }
 
@@ -146,12 +146,18 @@ impl OnnxModel {
     }
 
     /// Declares an input.
-    pub fn input(&mut self, name: &str, element: ElementType, dims: &[usize]) {
+    pub fn declare(&mut self, name: &str, element: ElementType, dims: &[usize]) {
         self.graph.input.push(declared(name, element, dims));
     }
 
     /// Declares a tensor as an output, under this name.
-    pub fn output(&mut self, name: &str, tensor: &str, element: ElementType, dims: &[usize]) {
+    pub fn declare_output(
+        &mut self,
+        name: &str,
+        tensor: &str,
+        element: ElementType,
+        dims: &[usize],
+    ) {
         self.named_node("Identity", &[tensor], name.into(), &[]);
         self.graph.output.push(declared(name, element, dims));
     }
@@ -175,12 +181,6 @@ impl OnnxModel {
         name
     }
 
-    /// A constant tensor of floats. Returns its name.
-    pub fn floats(&mut self, dims: &[usize], values: &[f32]) -> String {
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.constant(ElementType::F32, dims, bytes)
-    }
-
     /// A constant vector of integers, such as a shape. Returns its name.
     pub fn integers(&mut self, values: &[i64]) -> String {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -188,13 +188,19 @@ impl OnnxModel {
     }
 
     /// Adds a node with one result. Returns the result's name.
-    pub fn node(&mut self, op: &str, inputs: &[&str], attributes: &[Attribute]) -> String {
+    pub fn node(&mut self, op: &str, inputs: &[&str], attributes: &[Attribute<'_>]) -> String {
         let result = self.fresh(op);
         self.named_node(op, inputs, result.clone(), attributes);
         result
     }
 
-    fn named_node(&mut self, op: &str, inputs: &[&str], result: String, attributes: &[Attribute]) {
+    fn named_node(
+        &mut self,
+        op: &str,
+        inputs: &[&str],
+        result: String,
+        attributes: &[Attribute<'_>],
+    ) {
         self.graph.node.push(NodeProto {
             input: inputs.iter().map(|i| (*i).to_string()).collect(),
             name: format!("{}{result}", self.scope),

@@ -21,8 +21,10 @@ use troika_device::{Clock, Device, DeviceError, RealClock};
 use troika_graph::WeightDecl;
 /// NPUs.
 pub use troika_npu as npu;
+use troika_npu::mil::CoreMlRuntime;
 use troika_npu::{
-    HelperCommand, NpuDevice, NpuOptions, NpuSpec, Profiling, Rewrites, RuntimePlaces,
+    CoreMlDevice, CoreMlDeviceOptions, HelperCommand, NpuDevice, NpuOptions, NpuSpec, Profiling,
+    Provider, Rewrites, RuntimePlaces,
 };
 /// Virtual systems on a chip.
 pub use troika_sim as sim;
@@ -84,6 +86,8 @@ pub struct NpuSettings {
     pub rewrites: Rewrites,
     /// How to compile in another process; `None`: in this one, and no graph is kept.
     pub helper: Option<HelperCommand>,
+    /// What opens Core ML's packages; `None`: Core ML, where the system has it.
+    pub core_ml: Option<Arc<dyn CoreMlRuntime>>,
     /// How vendors' profilers report to the tracer of a model that is opened.
     pub profiling: Option<Profiling>,
 }
@@ -333,6 +337,9 @@ pub(crate) fn open_with(
             return Ok(Arc::new(device) as Arc<dyn Device>);
         }
         if let Some(npu) = spec.npu {
+            if npu.provider.unwrap_or(OWN_NPU) == Provider::CoreMl {
+                return open_core_ml(name, options, with);
+            }
             let opened = NpuDevice::open(options.npu.options(name.clone(), npu, with));
             let npu =
                 opened.map_err(|e| DeviceError::System { device: name, why: e.to_string() })?;
@@ -347,6 +354,31 @@ pub(crate) fn open_with(
         open_cpu(name, spec, options, None)
     });
     devices.collect()
+}
+
+/// Whose NPU plain `npu` is, if the system has one of its own.
+const OWN_NPU: Provider =
+    if cfg!(target_vendor = "apple") { Provider::CoreMl } else { Provider::Reference };
+
+/// Opens Core ML, or what stands in for it.
+fn open_core_ml(
+    name: String,
+    options: &DeviceOptions,
+    with: &Opening,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let NpuSettings { core_ml, row_buckets, rewrites, .. } = options.npu.clone();
+    #[cfg(target_vendor = "apple")]
+    let core_ml = core_ml.or_else(|| Some(Arc::new(npu::mil::AppleCoreMl::default())));
+    let failed = |why: String| DeviceError::System { device: name.clone(), why };
+    let absent = "Core ML is part of macOS and iOS; troika devices says which NPUs are here";
+    let runtime = core_ml.ok_or_else(|| failed(absent.into()))?;
+    let usual = rewrites == Rewrites::default();
+    let rewrites = if usual { Rewrites::of_core_ml() } else { rewrites };
+    let (tracer, clock) = (with.tracer.clone(), with.clock);
+    let of =
+        CoreMlDeviceOptions { name: name.clone(), runtime, row_buckets, rewrites, tracer, clock };
+    let device = CoreMlDevice::open(of).map_err(|e| failed(e.to_string()))?;
+    Ok(Arc::new(device))
 }
 
 /// Opens a CPU device, whose products an observer sees.

@@ -1,0 +1,99 @@
+//! `troika export`.
+
+use std::time::Instant;
+
+use serde_json::json;
+use troika::npu::mil::PackageOptions;
+use troika::npu::{Rewrite, Rewrites};
+use troika::{CoreMlOptions, describe, export_core_ml};
+
+use crate::error::CliError;
+use crate::flags::ExportArgs;
+use crate::{output, resolve};
+
+/// Writes the package, and says which unit is expected to run what.
+pub fn run(args: &ExportArgs) -> Result<(), CliError> {
+    let source = resolve::model(&args.model)?;
+    let start = Instant::now();
+    let described = describe(&source, troika::weights::BindOptions::default())?;
+    let (functions, positions) = functions(args, described.spec.context)?;
+    let options = CoreMlOptions {
+        head_inside: args.head == "inside",
+        package: PackageOptions {
+            functions,
+            positions,
+            stateful: args.state == "stateful",
+            weights: args.weights,
+            rewrites: rewrites(args),
+        },
+    };
+    let package = export_core_ml(&described, &args.out, &options)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let units = package.delegation.iter().map(|(function, ops)| {
+        let of =
+            ops.iter().map(|d| json!({"op": d.op, "count": d.count, "unit": d.unit, "why": d.why}));
+        json!({"function": function, "ops": of.collect::<Vec<_>>()})
+    });
+    if args.json {
+        return output::json(&json!({
+            "package": args.out.display().to_string(),
+            "weight_bytes": package.weight_bytes,
+            "program_bytes": package.program_bytes,
+            "seconds": seconds,
+            "functions": units.collect::<Vec<_>>(),
+        }));
+    }
+    let mut text = String::from(
+        "| function | op | count | expected on | why |\n| --- | --- | ---: | --- | --- |\n",
+    );
+    for (function, ops) in &package.delegation {
+        for d in ops {
+            let (op, count, unit, why) = (&d.op, d.count, d.unit, d.why);
+            text.push_str(&format!("| {function} | {op} | {count} | {unit} | {why} |\n"));
+        }
+    }
+    text.push_str(&format!(
+        "\n{}: {:.1} MB of weights, {:.1} MB of program, in {seconds:.1} s\n",
+        args.out.display(),
+        package.weight_bytes as f64 / 1e6,
+        package.program_bytes as f64 / 1e6,
+    ));
+    output::write(&text)
+}
+
+/// The rewrites.
+fn rewrites(args: &ExportArgs) -> Rewrites {
+    let mut all = match args.npu_rewrites.is_empty() {
+        true => Rewrites::of_core_ml().0,
+        false => args.npu_rewrites.clone(),
+    };
+    let (min_rows, divider) = (args.min_seq_length, args.seq_length_divider);
+    if divider > 1 {
+        all.push(Rewrite::SliceQueries { min_rows, divider });
+    }
+    Rewrites(all)
+}
+
+/// The functions with their numbers of rows, and the positions of the caches.
+///
+/// # Errors
+/// A function of more rows than positions.
+fn functions(args: &ExportArgs, context: usize) -> Result<(Vec<(String, usize)>, usize), CliError> {
+    let positions = args.ctx_size.unwrap_or(context.min(2048));
+    if positions > context {
+        let why = format!("-c {positions}: the model has {context} positions");
+        return Err(CliError::Usage(why));
+    }
+    let mut lengths = args.prefill.clone();
+    lengths.sort_unstable();
+    lengths.dedup();
+    if let Some(rows) = lengths.iter().find(|rows| **rows > positions) {
+        return Err(CliError::Usage(format!(
+            "--prefill {rows}: the caches have {positions} positions; give fewer rows, or more \
+             positions with -c"
+        )));
+    }
+    let named = |rows: &usize| (format!("prefill_{rows}"), *rows);
+    let prefill = lengths.iter().filter(|rows| **rows > 1).map(named);
+    Ok((prefill.chain([("decode".to_string(), 1)]).collect(), positions))
+}

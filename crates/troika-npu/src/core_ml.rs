@@ -1,0 +1,249 @@
+//! Core ML as a device. Its graphs are functions of packages that are made when a model is opened; all
+//! that are compiled together share one package, so that weights are in it once.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex};
+
+use tempfile::TempDir;
+use troika_device::{
+    Caps, Clock, CodeWeights, CompileRequest, CompileResults, Completion, Device, DeviceError,
+    DeviceKind, Executable, Queue, RealClock, WeightSource, Weights,
+};
+use troika_graph::{ActivationFormat, DType, Op, Subgraph, verify};
+use troika_trace::Tracer;
+
+use crate::cached::{self, CachedModel};
+use crate::device::{Code, ROW_BUCKETS, loaded};
+use crate::emit::{EmitOptions, Emitted, refusal, rows_of, written};
+use crate::error::NpuError;
+use crate::loaded::GraphCode;
+use crate::mil::{CoreMlRuntime, MilWriter, PackageError, PackageFiles, PackageWeights};
+use crate::profile::{Lane, Recorder, SessionRecord};
+use crate::provider::Provider;
+use crate::queue::{self, QUEUE_DEPTH};
+use crate::rewrites::Rewrites;
+use crate::session::{AnySession, CompiledModel, OpenSession};
+
+/// How to open Core ML.
+pub struct CoreMlDeviceOptions {
+    /// The device's name.
+    pub name: String,
+    /// What opens packages.
+    pub runtime: Arc<dyn CoreMlRuntime>,
+    /// The numbers of rows to compile for; none: the usual ones.
+    pub row_buckets: Vec<usize>,
+    /// How graphs are written.
+    pub rewrites: Rewrites,
+    /// Records the host's work around runs.
+    pub tracer: Tracer,
+    /// The clock of what is recorded.
+    pub clock: RealClock,
+}
+
+/// A device that runs functions of Core ML packages.
+pub struct CoreMlDevice {
+    name: String,
+    runtime: Arc<dyn CoreMlRuntime>,
+    rewrites: Rewrites,
+    caps: Caps,
+    recorder: Arc<Recorder>,
+}
+
+/// The models of a graph on their way: for each number of positions, the name of its function.
+type Models = Vec<(usize, String, Emitted<()>)>;
+
+impl CoreMlDevice {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// Its profiler does not start.
+    pub fn open(options: CoreMlDeviceOptions) -> Result<CoreMlDevice, NpuError> {
+        let CoreMlDeviceOptions { name, runtime, mut row_buckets, rewrites, tracer, clock } =
+            options;
+        if row_buckets.is_empty() {
+            row_buckets = ROW_BUCKETS.to_vec();
+        }
+        let recorder = Recorder::open(&name, Provider::CoreMl, tracer, clock, None)?;
+        let rows: Vec<String> = row_buckets.iter().map(usize::to_string).collect();
+        let caps = Caps {
+            row_buckets,
+            static_shapes: true,
+            numerics: "coreml-npu-f16".into(),
+            weight_dtypes: DType::WEIGHTS.to_vec(),
+            activation_formats: vec![ActivationFormat::F16, ActivationFormat::F16Int4],
+            queue_depth: QUEUE_DEPTH,
+            host_tasks: false,
+            bakes_weights: true,
+            code_weights: Some(CodeWeights {
+                float_bytes: size_of::<half::f16>(),
+                keeps_blocks: false,
+                per_shape: false,
+                graph_bytes: 0,
+            }),
+            facts: vec![
+                ("provider".into(), "Core ML".into()),
+                ("static shapes".into(), format!("rows {}", rows.join(", "))),
+            ],
+            ..Caps::default()
+        };
+        Ok(CoreMlDevice { name, runtime, rewrites, caps, recorder: Arc::new(recorder) })
+    }
+
+    fn unsupported(&self, graph: &Subgraph, op: &str, why: String) -> DeviceError {
+        let (device, op, graph) = (self.name.clone(), op.into(), graph.name.clone());
+        DeviceError::Unsupported { device, op, graph, why }
+    }
+
+    /// Writes a graph's functions into a package.
+    fn write(
+        &self,
+        graph: &Subgraph,
+        weights: &dyn WeightSource,
+        files: &mut PackageFiles,
+        functions: &mut usize,
+    ) -> Result<Models, DeviceError> {
+        verify(graph)?;
+        for node in &graph.nodes {
+            if let Some(why) = refusal(&node.op, graph, Provider::CoreMl) {
+                return Err(self.unsupported(graph, node.op.name(), why.into()));
+            }
+        }
+        let first = graph.nodes.first().map_or("none", |n| n.op.name());
+        rows_of(graph).map_err(|why| self.unsupported(graph, first, why))?;
+        let all = match graph.states.is_empty() {
+            true => vec![0],
+            false => cached::positions(graph).map_err(|why| self.unsupported(graph, first, why))?,
+        };
+        let int4 = |n: &troika_graph::Node| match &n.op {
+            Op::Linear { activations, .. } => *activations == ActivationFormat::F16Int4,
+            _ => false,
+        };
+        let stored = match graph.nodes.iter().any(int4) {
+            true => PackageWeights::Int4(None),
+            false => PackageWeights::F16,
+        };
+        let mut models = Vec::new();
+        for positions in all {
+            let (provider, rewrites) = (Provider::CoreMl, &self.rewrites);
+            let options = EmitOptions { provider, rewrites, positions, any_rows: false };
+            let writer = MilWriter::new(&mut files.blobs, stored);
+            let made = written(graph, weights, options, writer)?;
+            let Emitted { files: writer, inputs, outputs, of, rotations, bound, rows, any_rows } =
+                made;
+            let (function, results) = writer.finish();
+            let name = format!("graph_{functions}");
+            *functions += 1;
+            files.add(&name, function, &results);
+            let emitted =
+                Emitted { files: (), inputs, outputs, of, rotations, bound, rows, any_rows };
+            models.push((positions, name, emitted));
+        }
+        Ok(models)
+    }
+
+    /// Opens a graph's functions.
+    fn opened(
+        &self,
+        graph: &Subgraph,
+        models: Models,
+        folder: &Arc<TempDir>,
+    ) -> Result<Arc<Executable>, DeviceError> {
+        let (mut opened, mut of) = (Vec::new(), Vec::new());
+        for (positions, name, emitted) in models {
+            let start = self.recorder.now();
+            let function = self.runtime.open(&folder.path().join(PACKAGE), &name);
+            let function =
+                function.map_err(|why| self.unsupported(graph, DeviceError::ALL_OPS, why))?;
+            let span = self.recorder.span(Lane::Host, "load", &graph.name, start);
+            let record = SessionRecord::new(&self.recorder, &graph.name, None, span);
+            let session = AnySession::CoreMl { function, _package: folder.clone() };
+            let session = Arc::new(Mutex::new(OpenSession { session, record }));
+            opened.push((positions, CompiledModel::new(session, &emitted)));
+            of = emitted.of;
+        }
+        let code = if graph.states.is_empty() {
+            let (_, model) = opened.pop().ok_or_else(|| {
+                self.unsupported(graph, DeviceError::ALL_OPS, "it has no function".into())
+            })?;
+            GraphCode::Plain(model)
+        } else {
+            let rows = graph.max_rows();
+            GraphCode::Cached(CachedModel::new(graph, rows, of, opened))
+        };
+        let (device, graph) = (self.name.clone(), graph.clone());
+        Ok(Arc::new(Executable::new(Code { device, graph, made: Arc::new(code) }, 0)))
+    }
+}
+
+/// The name of a package in its folder.
+const PACKAGE: &str = "graphs.mlpackage";
+
+impl Device for CoreMlDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Npu
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn examine(&self, graph: &Subgraph) -> Vec<Option<String>> {
+        let wrong = verify(graph).err().map(|e| e.to_string());
+        let refused = |op: &Op| refusal(op, graph, Provider::CoreMl).map(String::from);
+        graph.nodes.iter().map(|n| wrong.clone().or_else(|| refused(&n.op))).collect()
+    }
+
+    fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
+        let failed = |why: String| {
+            let device = self.name.clone();
+            let error =
+                |_: &_| Err(DeviceError::System { device: device.clone(), why: why.clone() });
+            request.graphs.iter().map(error).collect()
+        };
+        let folder = match tempfile::tempdir() {
+            Ok(folder) => Arc::new(folder),
+            Err(e) => return failed(format!("there is no folder for a package: {e}")),
+        };
+        let mut files = match PackageFiles::create(&folder.path().join(PACKAGE)) {
+            Ok(files) => files,
+            Err(e) => return failed(e.to_string()),
+        };
+        let (mut functions, mut on) = (0, (request.report_progress)(0));
+        let mut models = Vec::new();
+        for (i, graph) in request.graphs.iter().enumerate() {
+            models.push(match on {
+                true => self.write(graph, request.weights, &mut files, &mut functions),
+                false => Err(DeviceError::Cancelled),
+            });
+            on = (request.report_progress)(i + 1);
+        }
+        if let Err(e) = files.finish(&BTreeMap::new()) {
+            return failed(PackageError::to_string(&e));
+        }
+        let graphs = request.graphs.iter().zip(models);
+        graphs.map(|(graph, models)| self.opened(graph, models?, &folder)).collect()
+    }
+
+    fn load(
+        &self,
+        executable: &Arc<Executable>,
+        graph: &Subgraph,
+        _: &dyn WeightSource,
+    ) -> Result<Arc<Weights>, DeviceError> {
+        loaded(&self.name, executable, graph)
+    }
+
+    fn queue(
+        &self,
+        number: usize,
+        clock: Arc<dyn Clock>,
+        done: SyncSender<Completion>,
+    ) -> Result<Box<dyn Queue>, DeviceError> {
+        queue::start(&self.name, number, clock, done)
+    }
+}

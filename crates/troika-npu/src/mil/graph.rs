@@ -1,0 +1,303 @@
+//! Verbs as MIL's operations, weights as blobs, and what a function keeps of a sequence.
+
+use troika_device::DeviceError;
+use troika_graph::blocks::dequantize;
+use troika_graph::quantize::row_int4;
+use troika_graph::{Attention, DType, Node, Op, Rope, ValueId, WeightRef, WeightSlice};
+
+use super::kept::{POSITION, PackageWeights, mask_name};
+use super::proto::DataType;
+use super::types::{Arg, MilType};
+use super::writer::MilWriter;
+use crate::emit::blocks::Levels;
+use crate::emit::int4::nibbles;
+use crate::emit::verb::{Product, Seen, Verb};
+use crate::emit::{Emitter, GraphWriter, half_bytes};
+use crate::rewrites::Rewrite;
+
+/// Numbers of a weight that are converted at once.
+const AT_ONCE: usize = 4 << 20;
+/// What the residual stream is divided by: of Gemma 3 it reaches 800,000.
+const RESIDUAL: f32 = 16.0;
+/// The largest number of 8 bits.
+const MOST_INT8: f32 = 127.0;
+
+impl GraphWriter for MilWriter<'_> {
+    fn input(&mut self, name: &str, dtype: DType, dims: &[usize]) {
+        self.bound(name, dtype, dims);
+    }
+
+    fn output(&mut self, name: &str, tensor: &str, dtype: DType, _: &[usize]) {
+        self.result_as(name, tensor, dtype);
+    }
+
+    fn typed(&mut self, _: bool, dims: &[usize], values: &[f32]) -> String {
+        self.halves(dims, values)
+    }
+
+    fn verb(&mut self, verb: Verb<'_>, inputs: &[&str]) -> String {
+        self.written(verb, inputs)
+    }
+
+    fn scope(&mut self, op: &str, about: &str) {
+        self.scoped(op, about);
+    }
+
+    fn whole_norm(&mut self, _: &str, _: f32, _: &str) -> Option<String> {
+        None
+    }
+
+    fn divisor(&self) -> Option<f32> {
+        self.divided.as_ref().map(|_| RESIDUAL)
+    }
+
+    fn is_divided(&self, tensor: &str) -> bool {
+        self.divided.as_ref().is_some_and(|all| all.contains(tensor))
+    }
+
+    fn divided(&mut self, tensor: &str) {
+        if let Some(all) = &mut self.divided {
+            all.insert(tensor.into());
+        }
+    }
+
+    fn rotation(&mut self, rope: &Rope, rows: usize) -> Option<[String; 2]> {
+        let kept = self.kept.as_ref()?;
+        let alike = |(r, _): &&(Rope, _)| {
+            (r.rotary_dim, &r.freqs, &r.long) == (rope.rotary_dim, &rope.freqs, &rope.long)
+        };
+        if let Some((_, known)) = kept.rotations.iter().find(alike) {
+            return Some(known.clone());
+        }
+        let (positions, half) = (kept.positions, rope.rotary_dim / 2);
+        let freqs = match &rope.long {
+            Some((long, limit)) if positions > *limit => long,
+            _ => &rope.freqs,
+        };
+        let mut tables = [Vec::new(), Vec::new()];
+        for position in 0..positions {
+            let factor = freqs.factor_at(position as f32);
+            for frequency in freqs.inv_freq.iter() {
+                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+                tables[0].push(cos as f32 * factor);
+                tables[1].push(sin as f32 * factor);
+            }
+        }
+        let ends = [[0, 0], [rows, half]].map(|add| self.ends(&[POSITION, ""], &add));
+        let named = tables.map(|table| {
+            let table = self.halves(&[positions, half], &table);
+            let args = [
+                ("x", Arg::Tensor(&table)),
+                ("begin", Arg::Tensor(&ends[0])),
+                ("end", Arg::Tensor(&ends[1])),
+            ];
+            self.op("slice_by_index", &args, MilType::halves([rows, half]))
+        });
+        let kept = self.kept.as_mut()?;
+        kept.rotations.push((rope.clone(), named.clone()));
+        Some(named)
+    }
+
+    fn kept(
+        e: &mut Emitter<'_, Self>,
+        a: &Attention,
+        node: &Node,
+    ) -> Result<Option<Seen>, DeviceError> {
+        if e.model.kept.is_none() {
+            return Ok(None);
+        }
+        let dims = [a.k_dim, a.v_dim];
+        let mut seen = Vec::new();
+        for (i, state) in node.states.iter().enumerate() {
+            seen.push(e.cached_by(i, *state, a.kv_heads, dims[i.min(1)])?);
+        }
+        let mask = e.model.mask(a.window);
+        let positions = e.model.seen_positions();
+        let mut seen = seen.into_iter();
+        let (keys, values) = (seen.next().unwrap_or_default(), seen.next());
+        let values = values.unwrap_or_else(|| {
+            e.one(Verb::Slice { axis: -1, from: 0, to: a.v_dim, step: 1 }, &keys)
+        });
+        Ok(Some(Seen { keys, values, mask, positions }))
+    }
+
+    fn product(e: &mut Emitter<'_, Self>, of: Product<'_>) -> Result<String, DeviceError> {
+        if e.takes_whole() {
+            return e.whole_product(of);
+        }
+        let weight = e.weight(of.weight, e.model.weights)?;
+        let bias = of.bias.map(|b| e.vector(b, 0.0)).transpose()?;
+        let inputs: Vec<&str> = [of.x, &weight].into_iter().chain(bias.as_deref()).collect();
+        Ok(e.model.verb(Verb::Linear, &inputs))
+    }
+
+    fn rows_of_table(
+        e: &mut Emitter<'_, Self>,
+        table: WeightRef,
+        ids: &str,
+    ) -> Result<String, DeviceError> {
+        let (rows, cols) = (e.rows, e.graph.weight(table).cols);
+        let table = e.weight(table, PackageWeights::F16)?;
+        let found = e.two(Verb::Gather, &table, ids);
+        Ok(e.one(Verb::Reshape(&[rows as i64, cols as i64]), &found))
+    }
+}
+
+impl MilWriter<'_> {
+    /// Whole numbers side by side: of tensors, which are named, something is added to each.
+    pub(super) fn ends(&mut self, tensors: &[&str], add: &[usize]) -> String {
+        let number = |dims: usize| MilType { element: DataType::I32, dims: vec![dims] };
+        let mut parts = Vec::new();
+        for (tensor, add) in tensors.iter().zip(add) {
+            parts.push(match (*tensor, *add) {
+                ("", add) => self.integers(&[1], &[add as i64]),
+                (tensor, 0) => tensor.to_string(),
+                (tensor, add) => {
+                    let args = [("x", Arg::Tensor(tensor)), ("y", Arg::Ints(vec![add as i64]))];
+                    self.op("add", &args, number(1))
+                }
+            });
+        }
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        self.joined(&parts, 0)
+    }
+
+    /// The mask for a window: an input.
+    fn mask(&mut self, window: Option<usize>) -> String {
+        let (name, positions) = (mask_name(window), self.seen_positions());
+        if let Some(kept) = self.kept.as_mut().filter(|k| !k.masks.contains(&window)) {
+            kept.masks.push(window);
+            let rows = kept.rows;
+            self.declare(&name, MilType::halves([rows, positions]));
+        }
+        name
+    }
+
+    /// Positions that an attention sees.
+    fn seen_positions(&self) -> usize {
+        self.kept.as_ref().map_or(0, |k| k.positions + if k.stateful { 0 } else { k.rows })
+    }
+}
+
+impl Emitter<'_, MilWriter<'_>> {
+    /// Keys (0) or values (1) of a layer, `[heads, positions, dim]`, with those of the function's rows.
+    fn cached_by(
+        &mut self,
+        which: usize,
+        state: ValueId,
+        heads: usize,
+        dim: usize,
+    ) -> Result<String, DeviceError> {
+        let unknown = || self.wrong("its state has no place in the package's".into());
+        let Some(kept) = self.model.kept.as_ref() else { return Err(unknown()) };
+        let layer = *kept.layers.get(&state).ok_or_else(unknown)?;
+        let (rows, positions, stateful) = (kept.rows, kept.positions, kept.stateful);
+        let mut cache = kept.caches[which].clone();
+        let appends = |n: &&Node| matches!(n.op, Op::KvAppend(_)) && n.states.contains(&state);
+        if let Some(append) = self.graph.nodes.iter().find(appends) {
+            let new = self.tensor(append.inputs[0])?;
+            let by_rows = [rows, heads, dim].map(|n| n as i64);
+            let new = self.one(Verb::Reshape(&by_rows), &new);
+            let mut new = self.one(Verb::Transpose(&[1, 0, 2]), &new);
+            if which == 1 && rows > 1 && self.options.rewrites.has(Rewrite::GuardValues) {
+                let tiny = self.model.floats(&[1], &[f32::MIN_POSITIVE]);
+                new = self.two(Verb::Add, &new, &tiny);
+            }
+            let new = self.one(Verb::Reshape(&[1, heads as i64, rows as i64, dim as i64]), &new);
+            if stateful {
+                cache = self.model.updated(which, &new, layer);
+            }
+            let kept = self.model.kept.as_mut().map(|kept| &mut kept.fresh[which][layer]);
+            kept.into_iter().for_each(|fresh| *fresh = Some(new.clone()));
+        }
+        let (from, to) = ([layer, 0, 0, 0], [layer + 1, heads, positions, dim]);
+        let cached = self.model.part(&cache, &from, &to, true);
+        let fresh = self.model.kept.as_ref().and_then(|k| k.fresh[which][layer].clone());
+        match fresh.filter(|_| !stateful) {
+            None => Ok(cached),
+            Some(new) => {
+                let squeezed = [heads, rows, dim].map(|n| n as i64);
+                let new = self.one(Verb::Reshape(&squeezed), &new);
+                Ok(self.model.joined(&[&cached, &new], 1))
+            }
+        }
+    }
+
+    /// A weight `[rows, cols]` as a constant, which is stored once.
+    fn weight(&mut self, weight: WeightRef, stored: PackageWeights) -> Result<String, DeviceError> {
+        let decl = self.graph.weight(weight);
+        let (n, k) = (decl.rows, decl.cols);
+        let key = format!("{} {:?}", decl.name, decl.slice);
+        let Some((element, each)) = stored.form(decl.dtype, k) else {
+            let key = format!("{key} f16");
+            if let Some(known) = self.model.known_blob(&key, DataType::F16, &[n, k]) {
+                return Ok(known);
+            }
+            let mut bytes = Vec::with_capacity(2 * n * k);
+            self.convert(weight, &mut |rows| bytes.extend(half_bytes(rows)))?;
+            return Ok(self.model.blob(key, MilType::halves([n, k]), || bytes));
+        };
+        let key = format!("{key} {element:?} {each}");
+        let scales_key = format!("{key} scales");
+        let (mut numbers, mut scales) = (Vec::new(), Vec::new());
+        if !self.model.knows(&key) {
+            numbers.reserve(n * k);
+            if stored == PackageWeights::Stored {
+                let bits = if element == DataType::I4 { 4 } else { 8 };
+                let levels = Levels::take(decl.dtype, &self.stored(weight)?.bytes, bits);
+                (numbers, scales) = (levels.numbers, levels.scales);
+            } else {
+                let mut of = vec![0; each];
+                self.convert(weight, &mut |rows| {
+                    for group in rows.chunks_exact(each) {
+                        scales.push(match element {
+                            DataType::I4 => row_int4(group, &mut of),
+                            _ => row_int8(group, &mut of),
+                        });
+                        match element {
+                            DataType::I4 => numbers.extend(nibbles(&of)),
+                            _ => numbers.extend(of.iter().map(|v| *v as u8)),
+                        }
+                    }
+                })?;
+            }
+        }
+        let numbers_of = MilType { element, dims: vec![n, k] };
+        let numbers = self.model.blob_value(&key, &numbers_of, || numbers);
+        let scales_of = MilType::halves([n, k / each]);
+        let scales = self.model.blob_value(&scales_key, &scales_of, || half_bytes(&scales));
+        Ok(self.model.scaled(numbers, scales, &[n, k]))
+    }
+
+    /// Passes a weight's numbers on, some rows at once.
+    fn convert(&self, weight: WeightRef, take: &mut dyn FnMut(&[f32])) -> Result<(), DeviceError> {
+        let decl = self.graph.weight(weight);
+        if let Some(WeightSlice::Cols { .. }) = decl.slice {
+            take(&self.read(weight)?);
+            return Ok(());
+        }
+        let (whole, rows) = (self.weights().weight(&decl.name)?, decl.stored_rows());
+        let each = (AT_ONCE / decl.cols.max(1)).max(1);
+        let mut values = Vec::new();
+        for from in rows.clone().step_by(each) {
+            let part = whole.rows(from..(from + each).min(rows.end)).ok_or_else(|| {
+                let why = "has another shape than its graph says".into();
+                DeviceError::Weight { name: decl.name.to_string(), why }
+            })?;
+            values.resize(part.rows * part.cols, 0.0);
+            dequantize(part.dtype, &part.bytes, &mut values);
+            take(&values);
+        }
+        Ok(())
+    }
+}
+
+/// A row as numbers of 8 bits. Returns their scale.
+fn row_int8(row: &[f32], numbers: &mut [i8]) -> f32 {
+    let most = row.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+    let scale = half::f16::from_f32(if most > 0.0 { most / MOST_INT8 } else { 1.0 }).to_f32();
+    for (to, v) in numbers.iter_mut().zip(row) {
+        *to = (v / scale).round_ties_even().clamp(-MOST_INT8, MOST_INT8) as i8;
+    }
+    scale
+}

@@ -1,0 +1,509 @@
+//! A package: one function for each number of rows, over one file of weights.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+use tempfile::TempDir;
+use troika_device::{DeviceError, WeightSource};
+use troika_graph::{DType, Op, Subgraph, ValueId, bind_static, verify};
+
+use super::blob::Blobs;
+use super::delegation::{Delegation, delegation};
+use super::kept::{CACHES, Kept, POSITION, PackageWeights};
+use super::proto::{
+    ArrayFeatureType, DataType, FEATURE_F16, FEATURE_F32, FEATURE_I32, FeatureDescription,
+    FeatureType, Function, FunctionDescription, Metadata, MlModel, ModelDescription,
+    NamedValueType, Program, StateFeatureType,
+};
+use super::runtime::ROOT;
+use super::types::MilType;
+use super::writer::MilWriter;
+use crate::emit::verb::Verb;
+use crate::emit::{EmitOptions, Emitter, GraphWriter, refusal};
+use crate::provider::Provider;
+use crate::rewrites::{Rewrite, Rewrites};
+
+/// iOS 18 and macOS 15, the first with states.
+const SPECIFICATION: i32 = 9;
+/// The most bytes of the file of weights.
+const MOST_BYTES: u64 = 4 << 30;
+
+/// A part of a model: what a function runs one after the other.
+#[derive(Clone, Debug)]
+pub struct PackagePart {
+    /// The graph, with any number of rows.
+    pub graph: Subgraph,
+    /// What its inputs are, by number: parts share them.
+    pub inputs: Vec<usize>,
+    /// What its outputs are.
+    pub outputs: Vec<usize>,
+    /// The layer of each of its states in the package's caches.
+    pub layers: Vec<usize>,
+    /// Whether it runs on the last row alone.
+    pub of_last_row: bool,
+}
+
+/// A value between parts.
+#[derive(Clone, Debug)]
+pub enum PackageValue {
+    /// Token ids: an input.
+    Ids,
+    /// Positions, which functions count themselves.
+    Positions,
+    /// `[rows, columns]`; an input under this name if no part makes it.
+    Rows {
+        /// Its name.
+        name: String,
+        /// Its columns.
+        cols: usize,
+    },
+}
+
+/// A model for a package.
+#[derive(Clone, Debug)]
+pub struct PackageModel {
+    /// Its parts.
+    pub parts: Vec<PackagePart>,
+    /// The values between them.
+    pub values: Vec<PackageValue>,
+    /// What functions give, by number, with its name.
+    pub result: (usize, String),
+    /// Layers that keep keys and values; 0 if none does.
+    pub layers: usize,
+    /// What the package says of itself.
+    pub about: BTreeMap<String, String>,
+}
+
+/// How a package is written.
+#[derive(Clone, Debug)]
+pub struct PackageOptions {
+    /// Functions by name, with their numbers of rows.
+    pub functions: Vec<(String, usize)>,
+    /// Positions of the caches.
+    pub positions: usize,
+    /// Whether keys and values are states; else inputs and outputs.
+    pub stateful: bool,
+    /// How products' weights are stored.
+    pub weights: PackageWeights,
+    /// How graphs are written.
+    pub rewrites: Rewrites,
+}
+
+/// What was written.
+#[derive(Clone, Debug)]
+pub struct Package {
+    /// Bytes of the file of weights.
+    pub weight_bytes: u64,
+    /// Bytes of the program.
+    pub program_bytes: u64,
+    /// Which unit is expected to run which operations, by function.
+    pub delegation: Vec<(String, Vec<Delegation>)>,
+}
+
+/// Why there is no package.
+#[derive(Debug, thiserror::Error)]
+pub enum PackageError {
+    /// What MIL or the caches lack.
+    #[error("{graph}: op {op}: {why}")]
+    Refused {
+        /// The graph.
+        graph: String,
+        /// The op.
+        op: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// The weights are too large.
+    #[error("its weights are {:.1} GB, and a package's file takes {:.1}; {advice}", *bytes as f64 / 1e9, MOST_BYTES as f64 / 1e9)]
+    Large {
+        /// Their bytes.
+        bytes: u64,
+        /// What takes less.
+        advice: &'static str,
+    },
+    /// There is something at its place.
+    #[error("{} exists; give another name with -o, or remove it", .0.display())]
+    Exists(PathBuf),
+    /// A file that cannot be written.
+    #[error("{}: {why}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: std::io::Error,
+    },
+    /// A weight that cannot be read.
+    #[error(transparent)]
+    Weight(#[from] DeviceError),
+}
+
+/// The heads and dimensions of a model's keys and values, which all layers share.
+#[derive(Clone, Copy, PartialEq)]
+struct CacheShape {
+    heads: usize,
+    dims: [usize; 2],
+    has_values: bool,
+}
+
+/// Writes a package into a new folder: beside its place first, so that nothing is left of one that
+/// fails.
+///
+/// # Errors
+/// What the package cannot hold, or files that cannot be read or written.
+pub fn write_package(
+    out: &Path,
+    model: &PackageModel,
+    weights: &dyn WeightSource,
+    options: &PackageOptions,
+) -> Result<Package, PackageError> {
+    if out.exists() {
+        return Err(PackageError::Exists(out.into()));
+    }
+    let shape = checked(model, options)?;
+    let mut files = PackageFiles::create(out)?;
+    let mut delegations = Vec::new();
+    for (name, rows) in &options.functions {
+        let writing = Writing { model, weights, options, shape, rows: *rows };
+        let (function, outputs) = writing.function(&mut files.blobs)?;
+        delegations.push((name.clone(), delegation(&function)));
+        files.add(name, function, &outputs);
+    }
+    let [weight_bytes, program_bytes] = files.finish(&model.about)?;
+    Ok(Package { weight_bytes, program_bytes, delegation: delegations })
+}
+
+/// A package on its way, beside its place.
+pub(crate) struct PackageFiles {
+    out: PathBuf,
+    beside: TempDir,
+    pub blobs: Blobs,
+    functions: BTreeMap<String, Function>,
+    described: Vec<FunctionDescription>,
+}
+
+impl PackageFiles {
+    /// A package without functions.
+    ///
+    /// # Errors
+    /// No files can be made there.
+    pub fn create(out: &Path) -> Result<PackageFiles, PackageError> {
+        let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let beside = tempfile::Builder::new().prefix(".coreml-").tempdir_in(parent);
+        let beside = beside.map_err(unwritten(parent))?;
+        let weights = beside.path().join(ROOT).join("weights");
+        fs::create_dir_all(&weights).map_err(unwritten(out))?;
+        let blobs = Blobs::create(&weights.join("weight.bin")).map_err(unwritten(out))?;
+        let (functions, described) = (BTreeMap::new(), Vec::new());
+        Ok(PackageFiles { out: out.into(), beside, blobs, functions, described })
+    }
+
+    /// Adds a function with its outputs.
+    pub fn add(&mut self, name: &str, function: Function, outputs: &[(String, MilType)]) {
+        self.described.push(description(name, &function.inputs, outputs));
+        self.functions.insert(name.into(), function);
+    }
+
+    /// Puts the package at its place. Returns the bytes of its weights and of its program.
+    ///
+    /// # Errors
+    /// Files that cannot be written.
+    pub fn finish(self, about: &BTreeMap<String, String>) -> Result<[u64; 2], PackageError> {
+        let PackageFiles { out, beside, blobs, functions, described } = self;
+        let weight_bytes = blobs.finish().map_err(unwritten(&out))?;
+        let metadata = Metadata {
+            short_description: about.get("model").cloned().unwrap_or_default(),
+            author: "Troika".into(),
+            user_defined: about.clone(),
+            ..Metadata::default()
+        };
+        let description = ModelDescription {
+            default_function_name: described.first().map_or(String::new(), |f| f.name.clone()),
+            functions: described,
+            metadata: Some(metadata),
+        };
+        let program = MlModel {
+            specification_version: SPECIFICATION,
+            description: Some(description),
+            ml_program: Some(Program { version: 1, functions }),
+        };
+        let program = program.encode_to_vec();
+        let files = beside.path();
+        fs::write(files.join(ROOT).join("model.mlmodel"), &program).map_err(unwritten(&out))?;
+        fs::write(files.join("Manifest.json"), manifest(&program)).map_err(unwritten(&out))?;
+        fs::rename(files, &out).map_err(unwritten(&out))?;
+        Ok([weight_bytes, program.len() as u64])
+    }
+}
+
+fn unwritten(path: &Path) -> impl FnOnce(std::io::Error) -> PackageError {
+    let path = path.to_path_buf();
+    move |why| PackageError::Write { path, why }
+}
+
+/// The shape of the model's caches.
+///
+/// # Errors
+/// An op that MIL lacks, layers whose keys differ, or weights that are too large.
+fn checked(
+    model: &PackageModel,
+    options: &PackageOptions,
+) -> Result<Option<CacheShape>, PackageError> {
+    let mut shape = None;
+    let (mut bytes, mut seen) = (0, std::collections::HashSet::new());
+    for part in &model.parts {
+        verify(&part.graph).map_err(DeviceError::from)?;
+        for node in &part.graph.nodes {
+            let refused = |why: String| {
+                let (graph, op) = (part.graph.name.clone(), node.op.name());
+                PackageError::Refused { graph, op, why }
+            };
+            if let Some(why) = refusal(&node.op, &part.graph, Provider::CoreMl) {
+                return Err(refused(why.into()));
+            }
+            let Op::Attention(a) = &node.op else { continue };
+            let has_values = node.states.len() > 1;
+            let own = CacheShape { heads: a.kv_heads, dims: [a.k_dim, a.v_dim], has_values };
+            if *shape.get_or_insert(own) != own {
+                return Err(refused(format!(
+                    "it keeps {} heads of {:?} columns, other layers do not: all share one state",
+                    own.heads, own.dims
+                )));
+            }
+        }
+        let news = part.graph.weights.iter().filter(|w| seen.insert((w.name.clone(), w.slice)));
+        bytes += news.map(|w| options.weights.bytes(w)).sum::<u64>();
+    }
+    if bytes > MOST_BYTES {
+        let advice = match options.weights {
+            PackageWeights::Int4(_) => "a smaller model fits",
+            _ => "--weights int4 takes about a quarter of f16",
+        };
+        return Err(PackageError::Large { bytes, advice });
+    }
+    Ok(shape)
+}
+
+/// A function on its way.
+struct Writing<'a> {
+    model: &'a PackageModel,
+    weights: &'a dyn WeightSource,
+    options: &'a PackageOptions,
+    shape: Option<CacheShape>,
+    rows: usize,
+}
+
+impl Writing<'_> {
+    fn function(
+        &self,
+        blobs: &mut Blobs,
+    ) -> Result<(Function, Vec<(String, MilType)>), PackageError> {
+        let (model, rows) = (self.model, self.rows);
+        let mut writer = MilWriter::new(blobs, self.options.weights);
+        self.declare(&mut writer);
+        let divides = self.options.rewrites.has(Rewrite::ScaleResidual);
+        writer.divided = divides.then(HashSet::new);
+        let mut tensors: HashMap<usize, String> = HashMap::new();
+        for part in &model.parts {
+            let rows = if part.of_last_row { 1 } else { rows };
+            for value in &part.inputs {
+                self.input(*value, &mut tensors, &mut writer);
+            }
+            let graph = bind_static(&part.graph, rows);
+            let of_part = |value: &usize| {
+                let whole = tensors.get(value)?;
+                Some(if part.of_last_row { last_row(&mut writer, whole) } else { whole.clone() })
+            };
+            let inputs: Vec<Option<String>> = part.inputs.iter().map(of_part).collect();
+            let inputs = graph.inputs.iter().zip(inputs);
+            let known = inputs.filter_map(|(id, name)| Some((*id, name?))).collect();
+            writer = self.part(part, &graph, rows, writer, known, &mut tensors)?;
+        }
+        let (value, name) = &model.result;
+        if let Some(made) = tensors.get(value) {
+            let made = match writer.divisor().filter(|_| writer.is_divided(made)) {
+                Some(by) => {
+                    let by = writer.halves(&[1], &[by]);
+                    writer.written(Verb::Mul, &[made, &by])
+                }
+                None => made.clone(),
+            };
+            writer.result_as(name, &made, DType::F16);
+        }
+        if let Some(kept) = writer.kept.take().filter(|kept| !kept.stateful) {
+            for (fresh, name) in kept.fresh.iter().zip(["new_keys", "new_values"]) {
+                let all: Vec<&str> = fresh.iter().flatten().map(String::as_str).collect();
+                if !all.is_empty() {
+                    let all = writer.joined(&all, 0);
+                    writer.result_as(name, &all, DType::F16);
+                }
+            }
+        }
+        Ok(writer.finish())
+    }
+
+    /// Declares the position and the caches.
+    fn declare(&self, writer: &mut MilWriter<'_>) {
+        let Some(shape) = self.shape else { return };
+        let PackageOptions { rewrites, stateful, .. } = self.options;
+        let positions = rewrites.padded(self.options.positions);
+        writer.declare(POSITION, MilType { element: DataType::I32, dims: vec![1] });
+        let both = CACHES.iter().zip(shape.dims).take(1 + usize::from(shape.has_values));
+        for (name, dim) in both {
+            let padded = [shape.heads, positions, dim].map(|n| rewrites.padded(n));
+            let of = MilType::halves([&[self.model.layers][..], &padded].concat());
+            match stateful {
+                true => writer.declare_state(name, of),
+                false => writer.declare(name, of),
+            }
+        }
+        writer.kept = Some(Kept {
+            stateful: *stateful,
+            positions,
+            rows: self.rows,
+            layers: HashMap::new(),
+            caches: CACHES.map(String::from),
+            fresh: [vec![None; self.model.layers], vec![None; self.model.layers]],
+            rotations: Vec::new(),
+            masks: Vec::new(),
+        });
+    }
+
+    /// Declares what no part makes.
+    fn input(
+        &self,
+        value: usize,
+        tensors: &mut HashMap<usize, String>,
+        writer: &mut MilWriter<'_>,
+    ) {
+        if tensors.contains_key(&value) {
+            return;
+        }
+        let (name, of) = match &self.model.values[value] {
+            PackageValue::Positions => return,
+            PackageValue::Ids => {
+                ("input_ids", MilType { element: DataType::I32, dims: vec![1, self.rows] })
+            }
+            PackageValue::Rows { name, cols } => (&**name, MilType::halves([self.rows, *cols])),
+        };
+        writer.declare(name, of);
+        tensors.insert(value, name.into());
+    }
+
+    /// Writes a part, and names what it makes.
+    fn part<'w>(
+        &self,
+        part: &PackagePart,
+        graph: &Subgraph,
+        rows: usize,
+        mut writer: MilWriter<'w>,
+        known: HashMap<ValueId, String>,
+        tensors: &mut HashMap<usize, String>,
+    ) -> Result<MilWriter<'w>, PackageError> {
+        let layers = graph.states.iter().copied().zip(part.layers.iter().copied()).collect();
+        writer.kept.iter_mut().for_each(|kept| kept.layers = HashMap::clone(&layers));
+        let options = EmitOptions {
+            provider: Provider::CoreMl,
+            rewrites: &self.options.rewrites,
+            positions: self.options.positions,
+            any_rows: false,
+        };
+        let mut emitter = Emitter::new(graph, self.weights, options, writer);
+        (emitter.rows, emitter.tensors) = (rows, known);
+        emitter.nodes(rows, |node| !node.outputs.is_empty())?;
+        for (id, value) in graph.outputs.iter().zip(&part.outputs) {
+            tensors.insert(*value, emitter.tensor(*id)?);
+        }
+        Ok(emitter.model)
+    }
+}
+
+/// The row of a value that the input `last_row` names, `[1, columns]`.
+fn last_row(writer: &mut MilWriter<'_>, whole: &str) -> String {
+    const LAST: &str = "last_row";
+    if writer.dims(LAST).is_empty() {
+        writer.declare(LAST, MilType { element: DataType::I32, dims: vec![1] });
+    }
+    let row = writer.written(Verb::Gather, &[whole, LAST]);
+    if writer.is_divided(whole) {
+        writer.divided(&row);
+    }
+    row
+}
+
+/// A function's features.
+fn description(
+    name: &str,
+    inputs: &[NamedValueType],
+    outputs: &[(String, MilType)],
+) -> FunctionDescription {
+    let mut described = FunctionDescription { name: name.into(), ..Default::default() };
+    for input in inputs {
+        let of = input.value_type.as_ref();
+        let state = of.and_then(|t| t.state_type.as_ref());
+        let tensor = match state {
+            Some(state) => state.wrapped_type.as_ref().and_then(|t| t.tensor_type.as_ref()),
+            None => of.and_then(|t| t.tensor_type.as_ref()),
+        };
+        let Some(tensor) = tensor else { continue };
+        let dims = tensor.dimensions.iter().filter_map(|d| d.constant.as_ref());
+        let array = array(tensor.data_type, dims.map(|d| d.size as usize));
+        match state {
+            None => described.input.push(feature(&input.name, Some(array), None)),
+            Some(_) => {
+                let of_state = StateFeatureType { array_type: Some(array) };
+                described.state.push(feature(&input.name, None, Some(of_state)));
+            }
+        }
+    }
+    let outputs = outputs.iter().map(|(name, of)| {
+        feature(name, Some(array(of.element as i32, of.dims.iter().copied())), None)
+    });
+    described.output.extend(outputs);
+    described
+}
+
+fn feature(
+    name: &str,
+    multi_array_type: Option<ArrayFeatureType>,
+    state_type: Option<StateFeatureType>,
+) -> FeatureDescription {
+    let feature_type = Some(FeatureType { multi_array_type, state_type });
+    FeatureDescription { name: name.into(), feature_type, ..FeatureDescription::default() }
+}
+
+fn array(element: i32, dims: impl Iterator<Item = usize>) -> ArrayFeatureType {
+    let data_type = match element {
+        e if e == DataType::I32 as i32 => FEATURE_I32,
+        e if e == DataType::F32 as i32 => FEATURE_F32,
+        _ => FEATURE_F16,
+    };
+    ArrayFeatureType { shape: dims.map(|d| d as i64).collect(), data_type }
+}
+
+/// The list of a package's files. Their identifiers follow from the program.
+fn manifest(program: &[u8]) -> String {
+    let identifier = |about: &str| {
+        let hash = blake3::hash(&[about.as_bytes(), program].concat()).to_hex();
+        let (a, b, c, d, e) =
+            (&hash[..8], &hash[8..12], &hash[13..16], &hash[17..20], &hash[20..32]);
+        format!("{a}-{b}-4{c}-8{d}-{e}")
+    };
+    let entry = |name: &str, path: &str, description: &str| {
+        serde_json::json!({
+            "author": "com.apple.CoreML", "description": description, "name": name,
+            "path": format!("com.apple.CoreML/{path}"),
+        })
+    };
+    let (model, weights) = (identifier("model"), identifier("weights"));
+    let manifest = serde_json::json!({
+        "fileFormatVersion": "1.0.0",
+        "itemInfoEntries": {
+            model.clone(): entry("model.mlmodel", "model.mlmodel", "CoreML Model Specification"),
+            weights: entry("weights", "weights", "CoreML Model Weights"),
+        },
+        "rootModelIdentifier": model,
+    });
+    format!("{manifest:#}\n")
+}
