@@ -1,0 +1,177 @@
+//! What a host does with a package's functions: masks, chunks, and the caches of stateless ones.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use half::f16;
+use prost::Message;
+use troika::npu::mil::proto::{FeatureDescription, FunctionDescription, MlModel};
+use troika::npu::mil::{CoreMlFunction, CoreMlRuntime, CoreMlState};
+
+use super::interpreter::Interpreter;
+
+/// What hides a position.
+const HIDDEN: f32 = -60_000.0;
+
+/// A feature: its shape, and how many bytes it has.
+#[derive(Clone)]
+struct Feature {
+    name: String,
+    shape: Vec<usize>,
+}
+
+impl Feature {
+    fn of(feature: &FeatureDescription) -> Feature {
+        let of = feature.feature_type.as_ref().unwrap();
+        let array = of.multi_array_type.as_ref().unwrap();
+        let shape = array.shape.iter().map(|d| *d as usize).collect();
+        Feature { name: feature.name.clone(), shape }
+    }
+
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A function that is open.
+struct Opened {
+    rows: usize,
+    inputs: Vec<Feature>,
+    outputs: Vec<Feature>,
+    function: Box<dyn CoreMlFunction>,
+}
+
+/// A package with a sequence.
+pub struct Host {
+    functions: Vec<Opened>,
+    state: Option<CoreMlState>,
+    /// Key and value caches of stateless packages, with their shapes.
+    caches: HashMap<String, (Vec<f16>, Vec<usize>)>,
+    positions: usize,
+    pub at: usize,
+}
+
+/// A package's description.
+pub fn described(package: &Path) -> MlModel {
+    let file = package.join("Data/com.apple.CoreML/model.mlmodel");
+    MlModel::decode(&*std::fs::read(file).unwrap()).unwrap()
+}
+
+impl Host {
+    /// Opens all functions of a package.
+    pub fn open(package: &Path) -> Host {
+        let model = described(package);
+        let description = model.description.unwrap();
+        let positions = description.metadata.as_ref().unwrap().user_defined["positions"].clone();
+        let open = |f: &FunctionDescription| {
+            let function = Interpreter.open(package, &f.name).unwrap();
+            let inputs: Vec<Feature> = f.input.iter().map(Feature::of).collect();
+            let rows = inputs.iter().find(|i| i.name.starts_with("mask")).map(|i| i.shape[0]);
+            let outputs = f.output.iter().map(Feature::of).collect();
+            Opened { rows: rows.unwrap(), inputs, outputs, function }
+        };
+        let mut functions: Vec<Opened> = description.functions.iter().map(open).collect();
+        functions.sort_by_key(|f| f.rows);
+        let caches = functions[0].inputs.iter().filter(|i| i.name.ends_with("_cache"));
+        let caches =
+            caches.map(|i| (i.name.clone(), (vec![f16::ZERO; i.elements()], i.shape.clone())));
+        let (caches, positions) = (caches.collect(), positions.parse().unwrap());
+        Host { functions, state: None, caches, positions, at: 0 }
+    }
+
+    /// Runs tokens, in the largest functions that they fill and the smallest that hold the rest.
+    /// Returns the logits of each run's last row.
+    pub fn feed(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let (mut logits, mut left) = (Vec::new(), tokens);
+        while !left.is_empty() {
+            let room = self.positions - self.at;
+            let fits = |f: &&Opened| f.rows <= room;
+            let enough = self.functions.iter().filter(fits).position(|f| f.rows >= left.len());
+            let most = self.functions.iter().filter(fits).count() - 1;
+            let function = enough.unwrap_or(most);
+            let (now, later) = left.split_at(left.len().min(self.functions[function].rows));
+            logits = self.run(function, now);
+            left = later;
+        }
+        logits
+    }
+
+    /// The mask of a function: rows see what came before, within a window.
+    fn mask(&self, shape: &[usize], window: Option<usize>) -> Vec<u8> {
+        let [rows, all] = shape[..] else { panic!("a mask is no matrix") };
+        let new = all - self.positions;
+        let mut mask = Vec::with_capacity(rows * all);
+        for row in 0..rows {
+            let of = self.at + row;
+            for position in 0..all {
+                // A stateless function has its own rows behind the cache.
+                let (at, known) = match position.checked_sub(self.positions) {
+                    Some(own) => (self.at + own, new > 0),
+                    None => (position, new == 0 || position < self.at),
+                };
+                let seen = known && at <= of && window.is_none_or(|w| at + w > of);
+                mask.push(f16::from_f32(if seen { 0.0 } else { HIDDEN }));
+            }
+        }
+        bytemuck::cast_slice(&mask).to_vec()
+    }
+
+    fn run(&mut self, function: usize, tokens: &[u32]) -> Vec<f32> {
+        let Opened { rows, inputs, .. } = &self.functions[function];
+        let int = |values: Vec<i32>| bytemuck::cast_slice(&values).to_vec();
+        let mut bytes: Vec<(String, Vec<u8>)> = Vec::new();
+        for input in inputs {
+            let mut ids: Vec<i32> = tokens.iter().map(|t| *t as i32).collect();
+            ids.resize(*rows, 0);
+            let window = input.name.strip_prefix("mask_window_").map(|w| w.parse().unwrap());
+            let value = match &*input.name {
+                "input_ids" => int(ids),
+                "position" => int(vec![self.at as i32]),
+                "last_row" => int(vec![tokens.len() as i32 - 1]),
+                name if name.starts_with("mask") => self.mask(&input.shape, window),
+                name => bytemuck::cast_slice(&self.caches[name].0).to_vec(),
+            };
+            bytes.push((input.name.clone(), value));
+        }
+        let of = &mut self.functions[function];
+        let mut results: Vec<Vec<u8>> =
+            of.outputs.iter().map(|o| vec![0; 2 * o.elements()]).collect();
+        if self.caches.is_empty() && self.state.is_none() {
+            self.state = Some(of.function.state().unwrap());
+        }
+        let named: Vec<(&str, &[u8])> = bytes.iter().map(|(n, b)| (&**n, &**b)).collect();
+        let mut outputs: Vec<(&str, &mut [u8])> =
+            of.outputs.iter().zip(&mut results).map(|(o, b)| (&*o.name, &mut **b)).collect();
+        of.function.predict(&named, self.state.as_mut(), &mut outputs).unwrap();
+        let outputs = of.outputs.clone();
+        let mut logits = Vec::new();
+        for (output, bytes) in outputs.iter().zip(&results) {
+            let values: &[f16] = bytemuck::cast_slice(bytes);
+            match &*output.name {
+                "new_keys" => self.keep("key_cache", values, &output.shape, tokens.len()),
+                "new_values" => self.keep("value_cache", values, &output.shape, tokens.len()),
+                _ => logits = values.iter().map(|v| v.to_f32()).collect(),
+            }
+        }
+        self.at += tokens.len();
+        logits
+    }
+
+    /// Writes new keys or values `[layers, heads, rows, dim]` into their cache.
+    fn keep(&mut self, cache: &str, new: &[f16], shape: &[usize], valid: usize) {
+        let [layers, heads, rows, dim] = shape[..] else {
+            panic!("new keys have no four dimensions")
+        };
+        let at = self.at;
+        let (all, of) = self.caches.get_mut(cache).unwrap();
+        for layer in 0..layers {
+            for head in 0..heads {
+                for row in 0..valid {
+                    let from = ((layer * heads + head) * rows + row) * dim;
+                    let to = ((layer * of[1] + head) * of[2] + at + row) * of[3];
+                    all[to..to + dim].copy_from_slice(&new[from..from + dim]);
+                }
+            }
+        }
+    }
+}

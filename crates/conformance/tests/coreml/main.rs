@@ -1,0 +1,282 @@
+//! Core ML packages: an interpreter that knows nothing of Troika runs them, and coremltools reads them.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod host;
+mod interpreter;
+#[path = "../setup/mod.rs"]
+mod setup;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use prost::Message;
+use troika::npu::mil::proto::Operation;
+use troika::npu::mil::{CoreMlRuntime, PackageOptions, PackageWeights};
+use troika::npu::{Rewrite, Rewrites};
+use troika::plan::Strategy;
+use troika::{CoreMlOptions, Error, OpenOptions, describe, export_core_ml};
+
+use host::Host;
+use interpreter::Interpreter;
+use setup::{golden, golden_dir};
+
+/// Of the largest logit, what halves may change.
+const TOLERANCE: f32 = 0.01;
+
+fn rewrites(names: &str) -> Rewrites {
+    Rewrites(names.split(',').map(|name| name.parse::<Rewrite>().unwrap()).collect())
+}
+
+/// The options of the command, with 64 positions.
+fn usual() -> CoreMlOptions {
+    CoreMlOptions {
+        head_inside: true,
+        package: PackageOptions {
+            functions: [("prefill_8", 8), ("prefill_16", 16), ("decode", 1)]
+                .map(|(name, rows)| (name.to_string(), rows))
+                .into(),
+            positions: 64,
+            stateful: true,
+            weights: PackageWeights::F16,
+            rewrites: Rewrites::of_core_ml(),
+        },
+    }
+}
+
+fn export(model: &Path, out: &Path, options: &CoreMlOptions) -> Result<PathBuf, Error> {
+    let described = describe(model, troika::weights::BindOptions::default())?;
+    export_core_ml(&described, out, options)?;
+    Ok(out.to_path_buf())
+}
+
+/// The logits of the prompt's last token and of each greedy token after it, relative to the reference:
+/// the largest difference, and whether all tokens are the reference's.
+fn against_reference(name: &str, options: &CoreMlOptions) -> (f32, bool, Vec<Vec<f32>>) {
+    let dir = tempfile::tempdir().unwrap();
+    let package = export(&golden_dir(name), &dir.path().join("m.mlpackage"), options).unwrap();
+    let golden = golden(name);
+    let vocab = golden.logits.len() / golden.input_ids.len();
+    let mut host = Host::open(&package);
+    let last = &golden.logits[golden.logits.len() - vocab..];
+    let mut all = vec![host.feed(&golden.input_ids)];
+    let largest = |values: &[f32]| values.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+    let far = all[0].iter().zip(last).fold(0.0_f32, |far, (a, b)| far.max((a - b).abs()));
+    let mut same = true;
+    for token in &golden.greedy {
+        let best = |v: &[f32]| (0..v.len()).max_by(|a, b| v[*a].total_cmp(&v[*b])).unwrap();
+        same &= best(all.last().unwrap()) == *token as usize;
+        if host.at < 64 {
+            let next = host.feed(&[*token]);
+            all.push(next);
+        }
+    }
+    (far / largest(last), same, all)
+}
+
+#[test]
+fn packages_compute_what_models_do() {
+    for name in
+        ["llama-3.2", "qwen2.5", "qwen3", "exaone-4", "smollm3", "gemma-2", "gemma-3", "phi-3"]
+    {
+        let (far, same, stateful) = against_reference(name, &usual());
+        assert!(far < TOLERANCE && same, "{name}: {far}, {same}");
+        let mut stateless = usual();
+        stateless.package.stateful = false;
+        let (far, same, other) = against_reference(name, &stateless);
+        assert!(far < TOLERANCE && same, "{name}, stateless: {far}, {same}");
+        let apart = stateful.iter().flatten().zip(other.iter().flatten());
+        let apart = apart.fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+        let most = stateful.iter().flatten().fold(0.0_f32, |most, v| most.max(v.abs()));
+        assert!(apart <= 0.004 * most, "{name}: stateless is {apart} of {most} off");
+    }
+}
+
+/// What a switch changes is in no result: each alone, all, and none.
+#[test]
+fn rewrites_keep_the_meaning() {
+    let all =
+        "pow-to-mul,scale-norms,scale-residual,fold-epsilon,pad-cache,guard-values,slice-q=8:3";
+    let also = ["none", "linear-as-conv", "multiples-of-16", all];
+    for names in all.split(',').chain(also) {
+        for name in ["exaone-4", "gemma-3"] {
+            let mut options = usual();
+            options.package.rewrites = rewrites(names);
+            let (far, same, _) = against_reference(name, &options);
+            assert!(far < TOLERANCE && same, "{name}, {names}: {far}, {same}");
+        }
+    }
+}
+
+#[test]
+fn weights_of_fewer_bits_are_near_and_those_stored_are_exact() {
+    use PackageWeights as W;
+    let with = |weights| {
+        let mut options = usual();
+        options.package.weights = weights;
+        options
+    };
+    for (weights, most) in [(W::Int8, 0.06), (W::Int4(Some(32)), 0.6), (W::Int4(None), 0.9)] {
+        let (far, _, _) = against_reference("llama-3.2", &with(weights));
+        assert!(far < most && far > 0.0, "{}: {far}", weights.name());
+    }
+    // Blocks of the file, once as they are and once as halves.
+    let dir = tempfile::tempdir().unwrap();
+    let model = setup::root("tests/gguf/llama-q4_0.gguf");
+    let mut runs = Vec::new();
+    for weights in [W::F16, W::Stored] {
+        let out = dir.path().join(format!("{}.mlpackage", weights.name()));
+        let package = export(&model, &out, &with(weights)).unwrap();
+        runs.push(Host::open(&package).feed(&[1, 5, 9, 3, 7]));
+    }
+    let most = runs[0].iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+    let far = runs[0].iter().zip(&runs[1]).fold(0.0_f32, |far, (a, b)| far.max((a - b).abs()));
+    // A scale times a number is rounded to a half, as the weight itself is.
+    assert!(far <= 0.002 * most, "{far} of {most}");
+}
+
+/// Four functions have the weights of one.
+#[test]
+fn weights_are_there_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = |functions: &[(&str, usize)], name: &str| {
+        let mut options = usual();
+        options.package.functions = functions.iter().map(|(n, r)| ((*n).into(), *r)).collect();
+        let described = describe(&golden_dir("qwen3"), troika::weights::BindOptions::default());
+        let package = export_core_ml(&described.unwrap(), &dir.path().join(name), &options);
+        package.unwrap().weight_bytes as f64
+    };
+    let one = bytes(&[("decode", 1)], "one.mlpackage");
+    let four = [("decode", 1), ("prefill_8", 8), ("prefill_16", 16), ("prefill_32", 32)];
+    let four = bytes(&four, "four.mlpackage");
+    assert!(four <= 1.02 * one, "{four} of {one}");
+}
+
+#[test]
+fn what_cannot_be_written_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("m.mlpackage");
+    for (name, says) in [
+        ("qwen3-moe", "op router: which experts a row needs is known at run time only"),
+        ("deepseek-v2", "op"),
+    ] {
+        let why = export(&golden_dir(name), &out, &usual()).unwrap_err().to_string();
+        assert!(why.contains(says), "{name}: {why}");
+    }
+    let recurrent = setup::root("tests/golden-2026/lfm2");
+    let why = export(&recurrent, &out, &usual()).unwrap_err().to_string();
+    assert!(why.contains("its state is no cache of positions"), "{why}");
+    assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "something is left");
+    std::fs::create_dir(&out).unwrap();
+    let why = export(&golden_dir("qwen3"), &out, &usual()).unwrap_err().to_string();
+    assert!(why.ends_with("exists; give another name with -o, or remove it"), "{why}");
+    let nowhere = dir.path().join("none/m.mlpackage");
+    let why = export(&golden_dir("qwen3"), &nowhere, &usual()).unwrap_err().to_string();
+    assert!(why.contains("none"), "{why}");
+}
+
+/// The engine's graphs as packages: a prompt there and decoding on the CPU, or all of both.
+#[test]
+fn prompts_on_core_ml_are_those_of_one_device() {
+    for (name, strategy) in [
+        ("llama-3.2", "prefill-decode=npu:cpu"),
+        ("gemma-3", "prefill-decode=npu:cpu"),
+        ("qwen3", "one-device=npu"),
+    ] {
+        let mut devices = setup::on(&["npu:coreml", "cpu"]);
+        devices.npu.core_ml = Some(Arc::new(Interpreter));
+        devices.npu.row_buckets = vec![1, 16];
+        devices.npu.attention = true;
+        let strategy = Strategy::parse(strategy).unwrap();
+        let options =
+            OpenOptions { devices, strategy, context: Some(64), ..OpenOptions::default() };
+        let case = setup::case(name);
+        let report = conformance::golden::check_with(&case, &options, None).unwrap();
+        assert!(report.greedy && report.error < TOLERANCE, "{name}: {report}");
+    }
+}
+
+/// coremltools, installed by its name.
+fn python() -> PathBuf {
+    let dir = setup::root("target/coremltools");
+    let install = setup::root(".ci/coremltools");
+    let done = Command::new(install).arg(&dir).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    dir.join("bin/python")
+}
+
+/// What coremltools says of packages.
+fn read_by_coremltools(packages: &[PathBuf]) -> Vec<String> {
+    let script = setup::root("tests/coreml/check.py");
+    let out = Command::new(python()).arg(script).args(packages).output().unwrap();
+    let said = String::from_utf8(out.stdout).unwrap();
+    let lines: Vec<String> =
+        said.lines().filter(|l| l.contains(".mlpackage: ")).map(String::from).collect();
+    assert_eq!(lines.len(), packages.len(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    lines
+}
+
+/// A change to a package's program.
+type Mutation = (&'static str, fn(&mut Operation));
+
+#[test]
+fn coremltools_reads_packages_and_refuses_changed_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut packages = Vec::new();
+    for (i, (name, stateful, weights)) in [
+        ("llama-3.2", true, PackageWeights::F16),
+        ("gemma-3", false, PackageWeights::Int4(None)),
+        ("exaone-4", true, PackageWeights::Int4(Some(32))),
+        ("phi-3", false, PackageWeights::Int8),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut options = usual();
+        options.package.stateful = stateful;
+        options.package.weights = weights;
+        let out = dir.path().join(format!("good{i}.mlpackage"));
+        packages.push(export(&golden_dir(name), &out, &options).unwrap());
+    }
+    let good = packages.len();
+    let mutations: [Mutation; 5] = [
+        ("mul", |op| op.kind = "no_such_op".into()),
+        ("mul", |op| {
+            let of = op.outputs[0].value_type.as_mut().unwrap().tensor_type.as_mut().unwrap();
+            of.dimensions[0].constant.as_mut().unwrap().size += 1;
+        }),
+        ("mul", |op| {
+            let x = op.inputs.get_mut("x").unwrap();
+            x.arguments[0].name = Some("nobody".into());
+        }),
+        ("linear", |op| drop(op.inputs.remove("weight"))),
+        ("const", |op| {
+            let blob = op.attributes.get_mut("val").and_then(|v| v.blob_file_value.as_mut());
+            blob.into_iter().for_each(|blob| blob.offset += 1 << 40);
+        }),
+    ];
+    for (i, (kind, change)) in mutations.into_iter().enumerate() {
+        let out = dir.path().join(format!("bad{i}.mlpackage"));
+        export(&golden_dir("llama-3.2"), &out, &usual()).unwrap();
+        let mut model = host::described(&out);
+        let functions = &mut model.ml_program.as_mut().unwrap().functions;
+        let of = functions.get_mut("decode").unwrap().block_specializations.values_mut();
+        let ops = of.flat_map(|block| &mut block.operations);
+        let has_blob =
+            |op: &Operation| op.kind != "const" || op.attributes["val"].blob_file_value.is_some();
+        let op = ops.filter(|op| op.kind == kind && has_blob(op)).last().unwrap();
+        change(op);
+        std::fs::write(out.join("Data/com.apple.CoreML/model.mlmodel"), model.encode_to_vec())
+            .unwrap();
+        let refused = Interpreter.open(&out, "decode").err();
+        assert!(refused.is_some(), "the interpreter opens change {i}");
+        packages.push(out);
+    }
+    let lines = read_by_coremltools(&packages);
+    for (i, line) in lines.iter().enumerate() {
+        let verdict = if i < good { ": ok " } else { ": refused: " };
+        assert!(line.contains(verdict), "{line}");
+    }
+    assert!(lines[0].contains("coreml_update_state="), "{}", lines[0]);
+}
