@@ -4,7 +4,6 @@
 //! [`instructions`](crate::machine::instructions) lets such a file run on machines without the set, in tests.
 
 pub mod attention;
-pub mod chosen;
 pub mod elementwise;
 pub mod embed;
 pub mod int8;

@@ -26,8 +26,7 @@ use troika_graph::{ActivationFormat, DType};
 
 use crate::Isa;
 use crate::kernels::linear::worker_floats;
-use crate::kernels::quantized::format::{self, Format};
-use crate::kernels::quantized::{self, WeightPath};
+use crate::kernels::quantized::{self, format};
 use crate::kernels::select;
 use crate::kernels::{Context, KernelError};
 
@@ -44,23 +43,6 @@ pub const DTYPES: &[DType] = DType::WEIGHTS.split_at(3).1;
 pub fn kinds() -> Vec<(DType, ActivationFormat)> {
     let eight = DTYPES.iter().map(|dtype| (*dtype, ActivationFormat::INT8));
     std::iter::once((DType::Q8_0, INT7)).chain(eight).collect()
-}
-
-/// How some rows meet weights of a type.
-pub(super) fn path(isa: Isa, weight: DType, rows: usize) -> WeightPath {
-    let few_widened = format::with_format!(weight, F => F::FEW_WIDENED);
-    match tile::is_direct(few_widened, isa == Isa::NeonI8mm, rows) {
-        true => WeightPath::Direct,
-        false => WeightPath::Bytes,
-    }
-}
-
-/// How weights of a type are packed, in words.
-pub(super) fn form(weight: DType) -> String {
-    format::with_format!(weight, F => {
-        let kind = if F::CODES { "codes" } else { "values" };
-        format!("{kind} of {} bits, {}", F::BITS, F::SCALES)
-    })
 }
 
 /// Most rows with which weights are read as streams, a group of columns after the other.

@@ -31,16 +31,6 @@ const TOGETHER: usize = 4;
 /// The same for four rows and more of narrower weights, which need registers to be unpacked in.
 const NARROW_TOGETHER: usize = 3;
 
-/// Whether weights meet `rows` activation rows as they lie. If not, they are widened before.
-pub(super) fn is_direct(few_widened: bool, paired: bool, rows: usize) -> bool {
-    let most = match (few_widened, paired) {
-        (true, _) => 1,
-        (_, true) => DIRECT,
-        _ => AGAIN,
-    };
-    rows <= most
-}
-
 /// Panels of a format that are read at a time with `rows` activation rows, where several may be.
 pub(super) fn together<F: Format>(rows: usize) -> usize {
     if rows <= DIRECT || F::FULL { TOGETHER } else { NARROW_TOGETHER }
@@ -58,7 +48,7 @@ pub(super) unsafe fn run<I: RowLanes, F: Format>(part: Int8Part<'_>) {
         match part.m.len() {
             0 => {}
             1 => direct::<I, F, 1>(part),
-            // As [`is_direct`] says, by constants: what does not run is not compiled.
+            // By constants: what does not run is not compiled.
             _ if F::FEW_WIDENED => wide::<I, F>(part),
             2 => direct::<I, F, 2>(part),
             DIRECT => direct::<I, F, DIRECT>(part),

@@ -38,7 +38,7 @@ use crate::{Isa, SharedMut};
 
 pub(crate) use bf16::{PairsKernel, dispatch_pairs};
 pub(crate) use part::ProductPart;
-pub(crate) use run::{is_fused, run_part};
+pub(crate) use run::run_part;
 pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 

@@ -25,7 +25,7 @@ pub(crate) fn run_part(isa: Isa, part: ProductPart<'_>) {
 }
 
 /// Whether lanes multiply and add with one rounding, as products of one row with packed weights do.
-pub(crate) fn is_fused(isa: Isa) -> bool {
+fn is_fused(isa: Isa) -> bool {
     match isa {
         Isa::Scalar => false,
         Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => true,

@@ -39,8 +39,6 @@ pub(crate) trait Format {
     /// Whether the type is [`Wide`].
     const WIDE: bool = false;
 
-    /// The scales in words.
-    const SCALES: &str = Self::Scales::NAME;
     /// Scales of a group: 1, or 2 for halves of sixteen columns.
     const SUBS: usize = Self::Scales::SUBS;
     /// Whether a minimum is subtracted, one for each scale.

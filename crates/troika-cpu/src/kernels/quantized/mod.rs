@@ -11,5 +11,5 @@ mod shape;
 pub(crate) mod wide;
 
 pub use layout::{Layout, PackedView};
-pub use shape::{BLOCK, GROUP, ROWS, WeightPath};
+pub use shape::{BLOCK, GROUP, ROWS};
 pub(crate) use shape::{GroupScales, Panel, QUAD, joined};

@@ -56,8 +56,6 @@ pub(crate) trait Scales {
     const GROUPS: usize = 1;
     /// Bytes of a group after its values.
     const SIZE: usize;
-    /// What there is, in words.
-    const NAME: &str;
     /// The same scales when the type is widened.
     type Wide: Scales;
 
@@ -100,12 +98,6 @@ impl<const SUBS: usize, const MIN: bool> Scales for Halves<SUBS, MIN> {
     const SUBS: usize = SUBS;
     const MIN: bool = MIN;
     const SIZE: usize = if MIN { 4 } else { 2 } * SUBS * ROWS;
-    const NAME: &str = match (SUBS, MIN) {
-        (1, false) => "f16 scales by 32",
-        (1, true) => "f16 scales and minima by 32",
-        (_, false) => "f16 scales by 16",
-        (_, true) => "f16 scales and minima by 16",
-    };
     type Wide = WideScales<SUBS, MIN>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, sub: usize) -> I::Floats {
@@ -131,7 +123,6 @@ impl Scales for Pairs {
     const GROUPS: usize = 2;
     const HEAD: usize = Self::GROUPS * 2 * ROWS;
     const SIZE: usize = 0;
-    const NAME: &str = "f16 scales by 32, two together";
     type Wide = WideScales<1, false>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, g: usize, _: usize) -> I::Floats {
@@ -149,7 +140,6 @@ impl Scales for Small {
     const GROUPS: usize = BLOCK;
     const HEAD: usize = 4 * ROWS;
     const SIZE: usize = 2 * ROWS;
-    const NAME: &str = "scales and minima of 8 bits by 32";
     type Wide = WideScales<1, true>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, _: usize) -> I::Floats {
@@ -174,7 +164,6 @@ impl Scales for Nibbles {
     const GROUPS: usize = BLOCK;
     const HEAD: usize = 4 * ROWS;
     const SIZE: usize = 2 * ROWS;
-    const NAME: &str = "scales and minima of 4 bits by 16";
     type Wide = WideScales<2, true>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, sub: usize) -> I::Floats {
@@ -200,7 +189,6 @@ impl<const SUBS: usize, const SINGLE: bool> Scales for Signed<SUBS, SINGLE> {
     const GROUPS: usize = BLOCK;
     const HEAD: usize = if SINGLE { 4 } else { 2 } * ROWS;
     const SIZE: usize = SUBS * ROWS;
-    const NAME: &str = if SUBS == 1 { "scales of 8 bits by 32" } else { "scales of 8 bits by 16" };
     type Wide = WideScales<SUBS, false>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, sub: usize) -> I::Floats {
@@ -225,7 +213,6 @@ impl<const SUBS: usize, const SINGLE: bool> Scales for Signed<SUBS, SINGLE> {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Scales for Exponents {
     const SIZE: usize = ROWS;
-    const NAME: &str = "powers of two by 32";
     type Wide = WideScales<1, false>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, _: usize) -> I::Floats {
@@ -244,7 +231,6 @@ impl<const GROUPS: usize> Scales for ZeroPoint<GROUPS> {
     const GROUPS: usize = GROUPS;
     const HEAD: usize = 3 * ROWS;
     const SIZE: usize = 0;
-    const NAME: &str = "f16 scales and zero points";
     type Wide = WideScales<1, true>;
     #[inline(always)]
     unsafe fn scale<I: RowLanes>(at: BlockBytes, _: usize, _: usize) -> I::Floats {
@@ -264,7 +250,6 @@ impl<const SUBS: usize, const MIN: bool> Scales for WideScales<SUBS, MIN> {
     const SUBS: usize = SUBS;
     const MIN: bool = MIN;
     const SIZE: usize = 0;
-    const NAME: &str = "f32 scales";
     type Wide = Self;
     unsafe fn scale<I: RowLanes>(_: BlockBytes, _: usize, _: usize) -> I::Floats {
         unreachable!("widened scales are read by their format")

@@ -22,17 +22,6 @@ pub(crate) struct Panel {
     pub table: *const u8,
 }
 
-/// How a product reads its weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightPath {
-    /// In registers, as they are packed.
-    Direct,
-    /// Made bytes before, some columns of a few panels at a time, which many rows meet.
-    Bytes,
-    /// Made floats before, in the same way.
-    Floats,
-}
-
 /// The sum of two i16.
 #[inline(always)]
 pub(crate) fn joined(split: u32) -> i32 {
