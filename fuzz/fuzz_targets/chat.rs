@@ -13,13 +13,12 @@ fuzz_target!(|data: &[u8]| {
     let Ok(template) = ChatTemplate::new(parts.next().unwrap_or_default()) else { return };
     let roles = ["user", "assistant"].into_iter().cycle();
     let messages = roles.zip(parts).map(|(role, text)| json!({"role": role, "content": text}));
+    let special = json!({"bos_token": "<s>", "eos_token": "</s>"});
     let input = ChatInput {
         messages: messages.collect(),
         add_generation_prompt: true,
         tools: Some(json!([{"type": "function", "function": {"name": "f", "parameters": {}}}])),
-        bos_token: "<s>".into(),
-        eos_token: "</s>".into(),
-        today: Some((2026, 11, 21)),
+        special: special.as_object().cloned().unwrap_or_default(),
         control: ["<s>", "</s>", "<|im_start|>", "<|im_end|>"].map(String::from).to_vec(),
         ..ChatInput::default()
     };
