@@ -100,7 +100,12 @@ fn rewrites_keep_the_meaning() {
         "pow-to-mul,scale-norms,scale-residual,fold-epsilon,pad-cache,guard-values,slice-q=8:3";
     let also = ["none", "linear-as-conv", "multiples-of-16", all];
     for names in all.split(',').chain(also) {
-        for name in ["exaone-4", "gemma-3"] {
+        let first = "llama-3.2 qwen2.5 qwen3 exaone-4 smollm3 gemma-2 gemma-3 phi-3".split(' ');
+        let of_2026 = "apertus arcee cohere-2 gemma-4 glm-4 granite granite-swa hunyuan-dense ministral-3 \
+                   nemotron olmo-3 youtu";
+        let of_2026 = of_2026.split(' ').map(|name| format!("../golden-2026/{name}"));
+        for name in first.map(String::from).chain(of_2026) {
+            let name = &*name;
             let mut options = usual();
             options.package.rewrites = rewrites(names);
             let (far, same, _) = against_reference(name, &options);
