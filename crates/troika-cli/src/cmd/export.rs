@@ -29,11 +29,8 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
     };
     let package = export_core_ml(&described, &args.out, &options)?;
     let seconds = start.elapsed().as_secs_f64();
-    let units = package.delegation.iter().map(|(function, ops)| {
-        let of =
-            ops.iter().map(|d| json!({"op": d.op, "count": d.count, "unit": d.unit, "why": d.why}));
-        json!({"function": function, "ops": of.collect::<Vec<_>>()})
-    });
+    let units = package.delegation.iter();
+    let units = units.map(|(function, ops)| json!({"function": function, "ops": ops}));
     if args.json {
         return output::json(&json!({
             "package": args.out.display().to_string(),

@@ -3,13 +3,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use super::proto::{DataType, Function};
 
 /// Rows of a weight from which a product is a head: none of the paper's feed-forwards has as many.
 const HEAD_ROWS: u64 = 32_000;
 
 /// Operations of one kind with their unit.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Delegation {
     /// The operation.
     pub op: String,
