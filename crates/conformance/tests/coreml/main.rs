@@ -63,10 +63,17 @@ fn against_reference(name: &str, options: &CoreMlOptions) -> (f32, bool, Vec<Vec
     let mut all = vec![host.feed(&golden.input_ids)];
     let largest = |values: &[f32]| values.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
     let far = all[0].iter().zip(last).fold(0.0_f32, |far, (a, b)| far.max((a - b).abs()));
+    // Where the package's best token is another one, both must be as near as halves let them be: the
+    // last digits of exponentials differ between machines.
     let mut same = true;
     for token in &golden.greedy {
-        let best = |v: &[f32]| (0..v.len()).max_by(|a, b| v[*a].total_cmp(&v[*b])).unwrap();
-        same &= best(all.last().unwrap()) == *token as usize;
+        let logits = all.last().unwrap();
+        let best = (0..vocab).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+        let margin = (logits[best] - logits[*token as usize]) / largest(logits);
+        if margin > 0.0 && margin < TOLERANCE {
+            println!("{name}: {best} instead of {token}, by {margin} of the largest logit");
+        }
+        same &= margin < TOLERANCE;
         if host.at < 64 {
             let next = host.feed(&[*token]);
             all.push(next);
