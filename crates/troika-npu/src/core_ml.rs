@@ -18,7 +18,9 @@ use crate::device::{Code, ROW_BUCKETS, loaded};
 use crate::emit::{EmitOptions, Emitted, refusal, rows_of, written};
 use crate::error::NpuError;
 use crate::loaded::GraphCode;
-use crate::mil::{CoreMlRuntime, MilWriter, PackageError, PackageFiles, PackageWeights};
+use crate::mil::{
+    CoreMlRuntime, MOST_GROUP_BYTES, MilWriter, PackageError, PackageFiles, PackageWeights,
+};
 use crate::profile::{Lane, Recorder, SessionRecord};
 use crate::provider::Provider;
 use crate::queue::{self, QUEUE_DEPTH};
@@ -75,6 +77,7 @@ impl CoreMlDevice {
             queue_depth: QUEUE_DEPTH,
             host_tasks: false,
             bakes_weights: true,
+            max_graph_bytes: Some(MOST_GROUP_BYTES),
             code_weights: Some(CodeWeights {
                 float_bytes: size_of::<half::f16>(),
                 keeps_blocks: false,

@@ -1,16 +1,28 @@
 //! Models as packages of other runtimes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
-use crate::describe::Described;
 use crate::devices::npu::mil::{
-    Package, PackageModel, PackageOptions, PackagePart, PackageValue, write_package,
+    Package, PackageModel, PackageOptions, PackagePart, PackageStretch, PackageValue, write_package,
 };
 use crate::error::Error;
 use troika_engine::EngineError;
+use troika_graph::partition::expert_group;
 use troika_graph::{DType, Op};
-use troika_model::lower::{LowerOptions, Lowered, SegmentKind, lower};
+use troika_model::lower::{EdgeId, LowerOptions, Lowered, Segment, SegmentKind, lower};
+use troika_model::spec::ModelSpec;
+use troika_program::ProgramError;
+use troika_weights::WeightStore;
+
+/// Experts that share a function, each with rows of its own (NPUMoE, section 4.2).
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertFunctions {
+    /// The most experts of a function.
+    pub experts: usize,
+    /// Rows of each.
+    pub capacity: usize,
+}
 
 /// How to export a model to Core ML.
 #[derive(Clone, Debug)]
@@ -20,6 +32,8 @@ pub struct CoreMlOptions {
     /// Whether token ids go in and logits come out; else states of tokens do, and another device looks
     /// embeddings up and computes the head.
     pub head_inside: bool,
+    /// How experts are functions; `None`: they are left to another device.
+    pub experts: Option<ExpertFunctions>,
 }
 
 /// Writes a model as a Core ML package, a new folder.
@@ -27,11 +41,11 @@ pub struct CoreMlOptions {
 /// # Errors
 /// A model that the package cannot hold, or files that cannot be read or written.
 pub fn export_core_ml(
-    model: &Described,
+    spec: &ModelSpec,
+    store: &WeightStore,
     out: &Path,
     options: &CoreMlOptions,
 ) -> Result<Package, Error> {
-    let Described { spec, store, .. } = model;
     let package = &options.package;
     let rows = package.functions.iter().map(|(_, rows)| *rows).max().unwrap_or(1);
     let with = LowerOptions { max_rows: rows, max_kv: package.positions, kv_dtype: DType::F16 };
@@ -42,47 +56,121 @@ pub fn export_core_ml(
         ("weights".to_string(), package.weights.name()),
         ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
     ]);
-    let model = PackageModel { about, ..package_model(&lowered, options.head_inside) };
+    let mut stretches = stretches(&lowered, options.head_inside);
+    if let Some(of) = options.experts {
+        for segment in lowered.segments.iter().filter(|s| s.kind == SegmentKind::Experts) {
+            stretches.extend(expert_functions(segment, of)?);
+        }
+    }
+    let values = values(&lowered, &mut stretches);
+    let model = PackageModel { stretches, values, about };
     Ok(write_package(out, &model, store, package)?)
 }
 
-/// The segments as parts of a package.
-fn package_model(lowered: &Lowered, head_inside: bool) -> PackageModel {
-    // A layer's keys and values are found by its keys' state.
-    let (mut layers, mut count) = (HashMap::new(), 0);
-    let inside = |kind| head_inside || !matches!(kind, SegmentKind::Embed | SegmentKind::Head);
-    let mut parts = Vec::new();
-    for segment in lowered.segments.iter().filter(|s| inside(s.kind)) {
-        for node in segment.graph.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
-            let state = |id| segment.graph.states.iter().position(|s| s == id);
-            let of = node.states.iter().filter_map(|id| Some(segment.states[state(id)?]));
-            let of: Vec<_> = of.collect();
-            if of.first().is_some_and(|keys| !layers.contains_key(keys)) {
-                layers.extend(of.iter().map(|state| (*state, count)));
-                count += 1;
-            }
+/// The segments between routers as parts of functions.
+fn stretches(lowered: &Lowered, head_inside: bool) -> Vec<PackageStretch> {
+    let inside =
+        |s: &&Segment| head_inside || !matches!(s.kind, SegmentKind::Embed | SegmentKind::Head);
+    let is_outside = |s: &Segment| matches!(s.kind, SegmentKind::Router | SegmentKind::Experts);
+    let segments: Vec<&Segment> = lowered.segments.iter().filter(inside).collect();
+    let runs = segments.chunk_by(|a, b| is_outside(a) == is_outside(b));
+    let runs: Vec<_> = runs.filter(|run| !is_outside(run[0])).collect();
+    let named = |(i, run): (usize, &&[&Segment])| {
+        // A layer's keys and values are found by its keys' state.
+        let (mut layers, mut count) = (HashMap::new(), 0);
+        let mut stretch = PackageStretch::default();
+        if runs.len() > 1 {
+            stretch.name = format!("part_{i}_");
         }
-        let numbers =
-            |edges: &[_]| edges.iter().map(|e: &troika_model::lower::EdgeId| e.0).collect();
-        parts.push(PackagePart {
-            graph: segment.graph.clone(),
-            inputs: numbers(&segment.inputs),
-            outputs: numbers(&segment.outputs),
-            layers: segment.states.iter().map(|s| layers.get(s).copied().unwrap_or(0)).collect(),
-            of_last_row: segment.kind == SegmentKind::Head,
-        });
-    }
-    let mut values: Vec<PackageValue> = (lowered.edges.iter())
-        .map(|edge| {
-            let kept = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-            PackageValue::Rows { name: edge.name.chars().map(kept).collect(), cols: edge.cols }
+        for segment in *run {
+            for node in segment.graph.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+                let state = |id| segment.graph.states.iter().position(|s| s == id);
+                let of = node.states.iter().filter_map(|id| Some(segment.states[state(id)?]));
+                let of: Vec<_> = of.collect();
+                if of.first().is_some_and(|keys| !layers.contains_key(keys)) {
+                    layers.extend(of.iter().map(|state| (*state, count)));
+                    count += 1;
+                }
+            }
+            let numbers = |edges: &[EdgeId]| edges.iter().map(|e| e.0).collect();
+            stretch.parts.push(PackagePart {
+                graph: segment.graph.clone(),
+                inputs: numbers(&segment.inputs),
+                outputs: numbers(&segment.outputs),
+                layers: segment
+                    .states
+                    .iter()
+                    .map(|s| layers.get(s).copied().unwrap_or(0))
+                    .collect(),
+                of_last_row: segment.kind == SegmentKind::Head,
+            });
+        }
+        stretch.layers = count;
+        let made: BTreeSet<usize> = stretch.parts.iter().flat_map(|p| p.outputs.clone()).collect();
+        let is_own = |s: &&Segment| run.iter().any(|own| std::ptr::eq(*own, *s));
+        let others = lowered.segments.iter().filter(|s| !is_own(s));
+        let read: BTreeSet<usize> = others.flat_map(|s| s.inputs.iter().map(|e| e.0)).collect();
+        let is_result = |v: &usize| read.contains(v) || *v == lowered.logits().0;
+        stretch.results = made.into_iter().filter(is_result).collect();
+        stretch
+    };
+    runs.iter().enumerate().map(named).collect()
+}
+
+/// A layer's experts in groups, each a stretch of its own.
+///
+/// # Errors
+/// A malformed graph.
+fn expert_functions(
+    segment: &Segment,
+    of: ExpertFunctions,
+) -> Result<Vec<PackageStretch>, EngineError> {
+    let experts = segment.graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Experts(experts) => Some(experts.gate.len()),
+        _ => None,
+    });
+    let all: Vec<usize> = (0..experts.unwrap_or(0)).collect();
+    let group = |group: &[usize]| {
+        let graph = expert_group(&segment.graph, group, of.capacity).map_err(ProgramError::from)?;
+        let (layer, first) = (segment.layer.unwrap_or(0), group[0]);
+        let part = PackagePart {
+            graph,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            layers: Vec::new(),
+            of_last_row: false,
+        };
+        Ok(PackageStretch {
+            name: format!("experts_{layer}_{first}"),
+            parts: vec![part],
+            rows: Some(group.len() * of.capacity),
+            ..PackageStretch::default()
         })
-        .collect();
+    };
+    all.chunks(of.experts).map(group).collect()
+}
+
+/// The values between parts. Groups of experts get theirs.
+fn values(lowered: &Lowered, stretches: &mut [PackageStretch]) -> Vec<PackageValue> {
+    let row = |name: &str, cols| {
+        let kept = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        PackageValue::Rows { name: name.chars().map(kept).collect(), cols }
+    };
+    let mut values: Vec<PackageValue> =
+        lowered.edges.iter().map(|edge| row(&edge.name, edge.cols)).collect();
     values[Lowered::IDS.0] = PackageValue::Ids;
     values[Lowered::POSITIONS.0] = PackageValue::Positions;
-    let result = match head_inside {
-        true => (lowered.logits().0, "logits".into()),
-        false => (lowered.last_state().0, "hidden_states".into()),
-    };
-    PackageModel { parts, values, result, layers: count, about: BTreeMap::new() }
+    for (edge, name) in [(lowered.last_state(), "hidden_states"), (lowered.logits(), "logits")] {
+        values[edge.0] = row(name, lowered.edges[edge.0].cols);
+    }
+    for stretch in stretches.iter_mut().filter(|s| s.rows.is_some()) {
+        for part in &mut stretch.parts {
+            let cols = part.graph.value(part.graph.inputs[0]).shape.row_len();
+            part.inputs = vec![values.len()];
+            part.outputs = vec![values.len() + 1];
+            stretch.results = part.outputs.clone();
+            values.extend(["packed_rows", "expert_rows"].map(|name| row(name, cols)));
+        }
+    }
+    values
 }

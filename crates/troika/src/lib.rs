@@ -95,7 +95,7 @@ pub use driver::EngineGuard;
 pub use energy::{EnergyMeter, Metering, PowerMeter, on_battery};
 pub use error::Error;
 pub use expert_options::ExpertOptions;
-pub use export::{CoreMlOptions, export_core_ml};
+pub use export::{CoreMlOptions, ExpertFunctions, export_core_ml};
 pub use free_memory::free_memory;
 pub use generate::Finish;
 pub use generation::GenerationDefaults;

@@ -57,20 +57,30 @@ pub fn described(package: &Path) -> MlModel {
     MlModel::decode(&*std::fs::read(file).unwrap()).unwrap()
 }
 
+/// What goes in or comes out under a name.
+pub type Values = HashMap<String, Vec<f16>>;
+
 impl Host {
     /// Opens all functions of a package.
     pub fn open(package: &Path) -> Host {
+        Host::of_part(package, "")
+    }
+
+    /// Opens those for prompts and for decoding whose names begin so.
+    pub fn of_part(package: &Path, part: &str) -> Host {
         let model = described(package);
         let description = model.description.unwrap();
         let positions = description.metadata.as_ref().unwrap().user_defined["positions"].clone();
         let open = |f: &FunctionDescription| {
             let function = Interpreter.open(package, &f.name).unwrap();
             let inputs: Vec<Feature> = f.input.iter().map(Feature::of).collect();
-            let rows = inputs.iter().find(|i| i.name.starts_with("mask")).map(|i| i.shape[0]);
+            let length = f.name.strip_prefix(part).unwrap().strip_prefix("prefill_");
+            let rows = length.map_or(1, |rows| rows.parse().unwrap());
             let outputs = f.output.iter().map(Feature::of).collect();
-            Opened { rows: rows.unwrap(), inputs, outputs, function }
+            Opened { rows, inputs, outputs, function }
         };
-        let mut functions: Vec<Opened> = description.functions.iter().map(open).collect();
+        let of_part = description.functions.iter().filter(|f| f.name.starts_with(part));
+        let mut functions: Vec<Opened> = of_part.map(open).collect();
         functions.sort_by_key(|f| f.rows);
         let caches = functions[0].inputs.iter().filter(|i| i.name.ends_with("_cache"));
         let caches =
@@ -84,16 +94,34 @@ impl Host {
     pub fn feed(&mut self, tokens: &[u32]) -> Vec<f32> {
         let (mut logits, mut left) = (Vec::new(), tokens);
         while !left.is_empty() {
-            let room = self.positions - self.at;
-            let fits = |f: &&Opened| f.rows <= room;
-            let enough = self.functions.iter().filter(fits).position(|f| f.rows >= left.len());
-            let most = self.functions.iter().filter(fits).count() - 1;
-            let function = enough.unwrap_or(most);
-            let (now, later) = left.split_at(left.len().min(self.functions[function].rows));
-            logits = self.run(function, now);
+            let (now, later) = left.split_at(self.rows_now(left.len()));
+            let mut results = self.run(now, &Values::new());
+            logits = results.remove("logits").unwrap();
             left = later;
         }
-        logits
+        logits.iter().map(|v| v.to_f32()).collect()
+    }
+
+    /// The name of the rows that a part takes.
+    pub fn takes(&self) -> String {
+        let known = |i: &&Feature| {
+            let beside = ["position", "last_row", "mask", "key_cache", "value_cache"];
+            !beside.iter().any(|name| i.name.starts_with(name))
+        };
+        self.functions[0].inputs.iter().find(known).unwrap().name.clone()
+    }
+
+    /// How many of so many tokens the next run takes.
+    pub fn rows_now(&self, left: usize) -> usize {
+        left.min(self.functions[self.function(left)].rows)
+    }
+
+    /// The smallest function that holds so many tokens, or else the largest.
+    fn function(&self, tokens: usize) -> usize {
+        let room = self.positions - self.at;
+        let fits = |f: &&Opened| f.rows <= room;
+        let enough = self.functions.iter().filter(fits).position(|f| f.rows >= tokens);
+        enough.unwrap_or_else(|| self.functions.iter().filter(fits).count() - 1)
     }
 
     /// The mask of a function: rows see what came before, within a window.
@@ -116,7 +144,9 @@ impl Host {
         bytemuck::cast_slice(&mask).to_vec()
     }
 
-    fn run(&mut self, function: usize, tokens: &[u32]) -> Vec<f32> {
+    /// Runs tokens in one function. What it takes beside them is `given`, of which rows may be missing.
+    pub fn run(&mut self, tokens: &[u32], given: &Values) -> Values {
+        let function = self.function(tokens.len());
         let Opened { rows, inputs, .. } = &self.functions[function];
         let int = |values: Vec<i32>| bytemuck::cast_slice(&values).to_vec();
         let mut bytes: Vec<(String, Vec<u8>)> = Vec::new();
@@ -129,7 +159,14 @@ impl Host {
                 "position" => int(vec![self.at as i32]),
                 "last_row" => int(vec![tokens.len() as i32 - 1]),
                 name if name.starts_with("mask") => self.mask(&input.shape, window),
-                name => bytemuck::cast_slice(&self.caches[name].0).to_vec(),
+                name if self.caches.contains_key(name) => {
+                    bytemuck::cast_slice(&self.caches[name].0).to_vec()
+                }
+                name => {
+                    let mut values = given[name].clone();
+                    values.resize(input.elements(), f16::ZERO);
+                    bytemuck::cast_slice(&values).to_vec()
+                }
             };
             bytes.push((input.name.clone(), value));
         }
@@ -144,17 +181,17 @@ impl Host {
             of.outputs.iter().zip(&mut results).map(|(o, b)| (&*o.name, &mut **b)).collect();
         of.function.predict(&named, self.state.as_mut(), &mut outputs).unwrap();
         let outputs = of.outputs.clone();
-        let mut logits = Vec::new();
+        let mut made = Values::new();
         for (output, bytes) in outputs.iter().zip(&results) {
             let values: &[f16] = bytemuck::cast_slice(bytes);
             match &*output.name {
                 "new_keys" => self.keep("key_cache", values, &output.shape, tokens.len()),
                 "new_values" => self.keep("value_cache", values, &output.shape, tokens.len()),
-                _ => logits = values.iter().map(|v| v.to_f32()).collect(),
+                name => drop(made.insert(name.into(), values.to_vec())),
             }
         }
         self.at += tokens.len();
-        logits
+        made
     }
 
     /// Writes new keys or values `[layers, heads, rows, dim]` into their cache.

@@ -7,18 +7,25 @@ mod interpreter;
 #[path = "../setup/mod.rs"]
 mod setup;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use half::f16;
 use prost::Message;
+use troika::graph::DType;
+use troika::model::lower::SegmentKind as S;
 use troika::npu::mil::proto::Operation;
-use troika::npu::mil::{CoreMlRuntime, PackageOptions, PackageWeights};
+use troika::npu::mil::{CoreMlFunction, CoreMlRuntime, PackageOptions, PackageWeights};
 use troika::npu::{Rewrite, Rewrites};
-use troika::plan::Strategy;
-use troika::{CoreMlOptions, Error, OpenOptions, describe, export_core_ml};
+use troika::plan::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, Rule, Split, Strategy};
+use troika::weights::{Quant, WeightStore};
+use troika::{
+    CoreMlOptions, Described, Error, ExpertFunctions, OpenOptions, describe, export_core_ml,
+};
 
-use host::Host;
+use host::{Host, Values};
 use interpreter::Interpreter;
 use setup::{golden, golden_dir};
 
@@ -33,6 +40,7 @@ fn rewrites(names: &str) -> Rewrites {
 fn usual() -> CoreMlOptions {
     CoreMlOptions {
         head_inside: true,
+        experts: None,
         package: PackageOptions {
             functions: [("prefill_8", 8), ("prefill_16", 16), ("decode", 1)]
                 .map(|(name, rows)| (name.to_string(), rows))
@@ -47,7 +55,7 @@ fn usual() -> CoreMlOptions {
 
 fn export(model: &Path, out: &Path, options: &CoreMlOptions) -> Result<PathBuf, Error> {
     let described = describe(model, troika::weights::BindOptions::default())?;
-    export_core_ml(&described, out, options)?;
+    export_core_ml(&described.spec, &described.store, out, options)?;
     Ok(out.to_path_buf())
 }
 
@@ -156,7 +164,8 @@ fn weights_are_there_once() {
         let mut options = usual();
         options.package.functions = functions.iter().map(|(n, r)| ((*n).into(), *r)).collect();
         let described = describe(&golden_dir("qwen3"), troika::weights::BindOptions::default());
-        let package = export_core_ml(&described.unwrap(), &dir.path().join(name), &options);
+        let Described { spec, store, .. } = described.unwrap();
+        let package = export_core_ml(&spec, &store, &dir.path().join(name), &options);
         package.unwrap().weight_bytes as f64
     };
     let one = bytes(&[("decode", 1)], "one.mlpackage");
@@ -169,12 +178,16 @@ fn weights_are_there_once() {
 fn what_cannot_be_written_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("m.mlpackage");
-    for (name, says) in [
-        ("qwen3-moe", "op router: which experts a row needs is known at run time only"),
-        ("deepseek-v2", "op"),
-    ] {
-        let why = export(&golden_dir(name), &out, &usual()).unwrap_err().to_string();
-        assert!(why.contains(says), "{name}: {why}");
+    // What NPUMoE says of PhiMoE: sixteen experts in one graph are the CPU's.
+    let config = troika::model::presets::config("phi-3.5-moe").unwrap();
+    let spec = troika::model::families::from_config(&config).unwrap().spec;
+    let store = WeightStore::synthetic_lazy(&spec, DType::BF16, 0, Quant::None);
+    let mut options = usual();
+    let large = "and a package's file takes 4.3; --weights int4";
+    for (experts, says) in [(16, "put fewer experts into a group"), (4, large)] {
+        options.experts = Some(ExpertFunctions { experts, capacity: 64 });
+        let why = export_core_ml(&spec, &store, &out, &options).unwrap_err().to_string();
+        assert!(why.contains(says), "{why}");
     }
     let recurrent = setup::root("tests/golden-2026/lfm2");
     let why = export(&recurrent, &out, &usual()).unwrap_err().to_string();
@@ -206,6 +219,137 @@ fn prompts_on_core_ml_are_those_of_one_device() {
         let case = setup::case(name);
         let report = conformance::golden::check_with(&case, &options, None).unwrap();
         assert!(report.greedy && report.error < TOLERANCE, "{name}: {report}");
+    }
+}
+
+/// Groups of experts of an engine as functions of packages; what has no room is the CPU's.
+#[test]
+fn groups_of_experts_are_those_of_the_cpu() {
+    for (name, dispatch) in [("qwen3-moe", Dispatch::PerChunk), ("gpt-oss", Dispatch::LayerMajor)] {
+        let mut devices = setup::on(&["cpu", "npu:coreml"]);
+        devices.npu.core_ml = Some(Arc::new(Interpreter));
+        let strategy = Strategy::parse("one-device=cpu").unwrap();
+        let options = OpenOptions { devices, strategy, context: Some(64), ..Default::default() };
+        let change = |plan: &mut Plan| {
+            let group =
+                |experts: &[usize], rows| ExpertGroupPlan::new("npu", experts.to_vec(), rows);
+            let groups = vec![group(&[1, 0, 3], 4), group(&[2], 6)];
+            let (overflow, expected) = (Overflow::Cpu, Vec::new());
+            let split = ExpertSplit { groups, overflow, dispatch, expected };
+            let of_all = plan.prefill.rules[0].clone();
+            let segments = Some(vec![S::Experts]);
+            let rule = Rule { segments, split: Some(Split::Experts(split)), ..of_all };
+            let others = [S::Embed, S::Qkv, S::Attention, S::AttnOut, S::Router, S::Head];
+            plan.prefill.rules[0].segments = Some(others.into());
+            plan.prefill.rules.push(rule);
+            plan.devices = vec!["cpu".into(), "npu".into()];
+        };
+        let report = conformance::golden::check_with(&setup::case(name), &options, Some(&change));
+        let report = report.unwrap();
+        assert!(report.greedy && report.error < TOLERANCE, "{name}: {report}");
+    }
+}
+
+/// What a model's router says of a row, from its file of weights (Qwen3-MoE).
+fn routed(
+    weights: &HashMap<String, Vec<f32>>,
+    layer: usize,
+    x: &[f32],
+) -> (Vec<f32>, Vec<(usize, f32)>) {
+    let of = |name: &str| &weights[&format!("model.layers.{layer}.{name}.weight")];
+    let mean = x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32;
+    let by = (mean + 1e-6).sqrt().recip();
+    let normed = x.iter().zip(of("post_attention_layernorm")).map(|(v, w)| v * by * w);
+    let normed: Vec<f32> = normed.collect();
+    let score = |row: &[f32]| row.iter().zip(&normed).map(|(w, v)| w * v).sum::<f32>().exp();
+    let scores: Vec<f32> = of("mlp.gate").chunks(x.len()).map(score).collect();
+    let mut best: Vec<usize> = (0..scores.len()).collect();
+    best.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    best.truncate(3);
+    let sum: f32 = best.iter().map(|e| scores[*e]).sum();
+    (normed, best.into_iter().map(|e| (e, scores[e] / sum)).collect())
+}
+
+/// A package whose experts are functions, and a host that routes, gathers and scatters.
+#[test]
+fn experts_are_functions_of_a_package() {
+    const GROUP: usize = 3;
+    const ROWS: usize = 16;
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = usual();
+    options.experts = Some(ExpertFunctions { experts: GROUP, capacity: ROWS });
+    let package = export(&golden_dir("qwen3-moe"), &dir.path().join("m.mlpackage"), &options);
+    let package = package.unwrap();
+    let bytes = std::fs::read(golden_dir("qwen3-moe").join("model.safetensors")).unwrap();
+    let floats = |range: std::ops::Range<usize>| bytemuck::pod_collect_to_vec(&bytes[range]);
+    let entries = troika::weights::parse_safetensors(&bytes, bytes.len()).unwrap();
+    let weights: HashMap<String, Vec<f32>> =
+        entries.iter().map(|(name, e)| (name.clone(), floats(e.range.clone()))).collect();
+    let mut parts: Vec<Host> =
+        (0..4).map(|part| Host::of_part(&package, &format!("part_{part}_"))).collect();
+    let mut groups: HashMap<(usize, usize), Box<dyn CoreMlFunction>> = HashMap::new();
+    for (layer, first) in (0..3).flat_map(|l| (0..8).step_by(GROUP).map(move |f| (l, f))) {
+        let function = Interpreter.open(&package, &format!("experts_{layer}_{first}")).unwrap();
+        groups.insert((layer, first), function);
+    }
+    let mut feed = |tokens: &[u32]| {
+        let (mut left, mut logits) = (tokens, Vec::new());
+        while !left.is_empty() {
+            let (now, later) = left.split_at(parts[0].rows_now(left.len()));
+            let mut x = parts[0].run(now, &Values::new());
+            for layer in 0..3 {
+                let (name, values) = x.drain().next().unwrap();
+                let cols = weights["model.norm.weight"].len();
+                let mut all: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
+                all.truncate(now.len() * cols);
+                let rows: Vec<_> =
+                    all.chunks(cols).map(|row| routed(&weights, layer, row)).collect();
+                for ((_, first), function) in groups.iter_mut().filter(|((l, _), _)| *l == layer) {
+                    let count = GROUP.min(8 - first);
+                    let mut packed = vec![f16::ZERO; count * ROWS * cols];
+                    let (mut used, mut places) = (vec![0; count], Vec::new());
+                    for (row, (normed, chosen)) in rows.iter().enumerate() {
+                        let own =
+                            chosen.iter().filter(|(e, _)| (*first..first + count).contains(e));
+                        for (expert, weight) in own {
+                            let slot = (expert - first) * ROWS + used[expert - first];
+                            used[expert - first] += 1;
+                            let to = &mut packed[slot * cols..][..cols];
+                            to.iter_mut().zip(normed).for_each(|(t, v)| *t = f16::from_f32(*v));
+                            places.push((row, slot, *weight));
+                        }
+                    }
+                    let mut made = vec![f16::ZERO; packed.len()];
+                    let inputs = [("packed_rows", bytemuck::cast_slice(&packed))];
+                    let outputs = &mut [("expert_rows", bytemuck::cast_slice_mut(&mut made))];
+                    function.predict(&inputs, None, outputs).unwrap();
+                    for (row, slot, weight) in places {
+                        let from = made[slot * cols..][..cols].iter();
+                        let to = all[row * cols..][..cols].iter_mut();
+                        to.zip(from).for_each(|(t, v)| *t += weight * v.to_f32());
+                    }
+                }
+                let all = all.iter().map(|v| f16::from_f32(*v)).collect();
+                let next = parts[layer + 1].takes();
+                assert_ne!(name, next, "a part takes what experts have added to");
+                x = parts[layer + 1].run(now, &Values::from([(next, all)]));
+            }
+            logits = x.remove("logits").unwrap().iter().map(|v| v.to_f32()).collect();
+            left = later;
+        }
+        logits
+    };
+    let golden = golden("qwen3-moe");
+    let vocab = golden.logits.len() / golden.input_ids.len();
+    let mut logits: Vec<f32> = feed(&golden.input_ids);
+    let expected = &golden.logits[golden.logits.len() - vocab..];
+    let most = expected.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+    let far = logits.iter().zip(expected).fold(0.0_f32, |far, (a, b)| far.max((a - b).abs()));
+    assert!(far < TOLERANCE * most, "{far} of {most}");
+    for token in golden.greedy.iter().take(8) {
+        let best = logits.iter().fold(f32::MIN, |most, v| most.max(*v));
+        assert!(best - logits[*token as usize] < TOLERANCE * most, "another token than {token}");
+        logits = feed(&[*token]);
     }
 }
 

@@ -5,20 +5,35 @@ use std::time::Instant;
 use serde_json::json;
 use troika::npu::mil::PackageOptions;
 use troika::npu::{Rewrite, Rewrites};
-use troika::{CoreMlOptions, describe, export_core_ml};
+use troika::weights::BindOptions;
+use troika::{BoundModel, CoreMlOptions, Described, OpenOptions, describe, export_core_ml};
+use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::ExportArgs;
 use crate::{output, resolve};
 
+/// Rows of the function for prompts, unless others are given: as Yetter has them.
+const USUAL_ROWS: usize = 512;
+
 /// Writes the package, and says which unit is expected to run what.
 pub fn run(args: &ExportArgs) -> Result<(), CliError> {
-    let source = resolve::model(&args.model)?;
+    let subject = resolve::subject(&args.subject)?;
     let start = Instant::now();
-    let described = describe(&source, troika::weights::BindOptions::default())?;
-    let (functions, positions) = functions(args, described.spec.context)?;
+    let (spec, store) = match &subject {
+        Subject::Files(source) => {
+            let Described { spec, store, .. } = describe(source, BindOptions::default())?;
+            (spec, store)
+        }
+        Subject::Synthetic(_) => {
+            let BoundModel { spec, store, .. } = subject.bind(&OpenOptions::default(), false)?;
+            (spec, store)
+        }
+    };
+    let (functions, positions) = functions(args, spec.context)?;
     let options = CoreMlOptions {
         head_inside: args.head == "inside",
+        experts: args.expert_groups,
         package: PackageOptions {
             functions,
             positions,
@@ -27,7 +42,7 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
             rewrites: rewrites(args),
         },
     };
-    let package = export_core_ml(&described, &args.out, &options)?;
+    let package = export_core_ml(&spec, &store, &args.out, &options)?;
     let seconds = start.elapsed().as_secs_f64();
     let units = package.delegation.iter();
     let units = units.map(|(function, ops)| json!({"function": function, "ops": ops}));
@@ -82,6 +97,9 @@ fn functions(args: &ExportArgs, context: usize) -> Result<(Vec<(String, usize)>,
         return Err(CliError::Usage(why));
     }
     let mut lengths = args.prefill.clone();
+    if lengths.is_empty() {
+        lengths.push(USUAL_ROWS.min(positions));
+    }
     lengths.sort_unstable();
     lengths.dedup();
     if let Some(rows) = lengths.iter().find(|rows| **rows > positions) {

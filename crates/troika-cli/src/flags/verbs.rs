@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
+use troika::ExpertFunctions;
 use troika::graph::DType;
 use troika::npu::Rewrite;
 use troika::npu::mil::PackageWeights;
@@ -15,7 +16,7 @@ use troika_lab::Ablation;
 use super::cache::CacheArgs;
 use super::calibration::share;
 use super::doctor::DoctorArgs;
-use super::export::{rows, weights};
+use super::export::{expert_groups, rows, weights};
 use super::models::{LsArgs, PullArgs, RmArgs};
 use super::npu::NpuProfilingArgs;
 use super::open::{ComputeArgs, OpenArgs};
@@ -488,7 +489,7 @@ pub struct TrainPredictorArgs {
 #[derive(Args)]
 pub struct ExportArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
+    pub subject: SubjectArgs,
     /// Write a Core ML package
     #[arg(long, alias = "core-ml", required = true)]
     pub coreml: bool,
@@ -498,9 +499,9 @@ pub struct ExportArgs {
     /// Positions of the caches [default: the model's context, at most 2048]
     #[arg(short, long, alias = "context", value_name = "N", value_parser = rows())]
     pub ctx_size: Option<usize>,
-    /// Rows of the functions for prompts: one function prefill_N for each
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "512")]
-    #[arg(value_parser = rows())]
+    /// Rows of the functions for prompts: one function prefill_N for each [default: 512, or as many
+    /// as there are positions]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = rows())]
     pub prefill: Vec<usize>,
     /// Where keys and values are
     ///
@@ -518,6 +519,9 @@ pub struct ExportArgs {
     /// Whether embeddings and head are inside, or left to the CPU, where Core ML would run them anyway
     #[arg(long, value_name = "WHERE", value_parser = ["inside", "cpu"], default_value = "inside")]
     pub head: String,
+    /// Write experts, too: functions of so many, each with ROWS rows [default: left to another device]
+    #[arg(long, value_name = "EXPERTS:ROWS", value_parser = expert_groups)]
+    pub expert_groups: Option<ExpertFunctions>,
     /// The least number of queries whose attention goes in slices (coremltools' sliced_q)
     #[arg(long, value_name = "N", default_value_t = 1280, value_parser = rows())]
     pub min_seq_length: usize,

@@ -17,9 +17,11 @@ mod writer;
 pub use apple::AppleCoreMl;
 pub use delegation::Delegation;
 pub use kept::PackageWeights;
+pub(crate) use package::MOST_GROUP_BYTES;
 pub(crate) use package::PackageFiles;
 pub use package::{
-    Package, PackageError, PackageModel, PackageOptions, PackagePart, PackageValue, write_package,
+    Package, PackageError, PackageModel, PackageOptions, PackagePart, PackageStretch, PackageValue,
+    write_package,
 };
 pub use runtime::{CoreMlFunction, CoreMlRuntime, CoreMlState};
 pub(crate) use writer::MilWriter;

@@ -30,6 +30,10 @@ const SPECIFICATION: i32 = 9;
 /// The most bytes of the file of weights.
 const MOST_BYTES: u64 = 4 << 30;
 
+/// The most bytes of a group of experts: beyond, the Neural Engine leaves it to the CPU (NPUMoE,
+/// section 3).
+pub(crate) const MOST_GROUP_BYTES: u64 = 1_200_000_000;
+
 /// A part of a model: what a function runs one after the other.
 #[derive(Clone, Debug)]
 pub struct PackagePart {
@@ -52,7 +56,7 @@ pub enum PackageValue {
     Ids,
     /// Positions, which functions count themselves.
     Positions,
-    /// `[rows, columns]`; an input under this name if no part makes it.
+    /// `[rows, columns]`; an input under this name if no part of a stretch makes it.
     Rows {
         /// Its name.
         name: String,
@@ -61,17 +65,28 @@ pub enum PackageValue {
     },
 }
 
+/// Parts that run one after the other, with nothing outside between them.
+#[derive(Clone, Debug, Default)]
+pub struct PackageStretch {
+    /// What the names of its functions begin with; of a model that is one stretch, nothing.
+    pub name: String,
+    /// Its parts.
+    pub parts: Vec<PackagePart>,
+    /// What its functions give, by number.
+    pub results: Vec<usize>,
+    /// Layers that keep keys and values; 0 if none does.
+    pub layers: usize,
+    /// The rows of its only function; `None`: it has all of the package's.
+    pub rows: Option<usize>,
+}
+
 /// A model for a package.
 #[derive(Clone, Debug)]
 pub struct PackageModel {
-    /// Its parts.
-    pub parts: Vec<PackagePart>,
-    /// The values between them.
+    /// Its stretches. Routers and what else no function can hold run between them.
+    pub stretches: Vec<PackageStretch>,
+    /// The values between parts.
     pub values: Vec<PackageValue>,
-    /// What functions give, by number, with its name.
-    pub result: (usize, String),
-    /// Layers that keep keys and values; 0 if none does.
-    pub layers: usize,
     /// What the package says of itself.
     pub about: BTreeMap<String, String>,
 }
@@ -164,11 +179,16 @@ pub fn write_package(
     let shape = checked(model, options)?;
     let mut files = PackageFiles::create(out)?;
     let mut delegations = Vec::new();
-    for (name, rows) in &options.functions {
-        let writing = Writing { model, weights, options, shape, rows: *rows };
-        let (function, outputs) = writing.function(&mut files.blobs)?;
-        delegations.push((name.clone(), delegation(&function)));
-        files.add(name, function, &outputs);
+    for stretch in &model.stretches {
+        let own = stretch.rows.map(|rows| vec![(String::new(), rows)]);
+        for (name, rows) in own.as_ref().unwrap_or(&options.functions) {
+            let (values, rows) = (&model.values, *rows);
+            let writing = Writing { stretch, values, weights, options, shape, rows };
+            let (function, outputs) = writing.function(&mut files.blobs)?;
+            let name = format!("{}{name}", stretch.name);
+            delegations.push((name.clone(), delegation(&function)));
+            files.add(&name, function, &outputs);
+        }
     }
     let [weight_bytes, program_bytes] = files.finish(&model.about)?;
     Ok(Package { weight_bytes, program_bytes, delegation: delegations })
@@ -252,27 +272,44 @@ fn checked(
 ) -> Result<Option<CacheShape>, PackageError> {
     let mut shape = None;
     let (mut bytes, mut seen) = (0, std::collections::HashSet::new());
-    for part in &model.parts {
-        verify(&part.graph).map_err(DeviceError::from)?;
-        for node in &part.graph.nodes {
-            let refused = |why: String| {
-                let (graph, op) = (part.graph.name.clone(), node.op.name());
-                PackageError::Refused { graph, op, why }
-            };
-            if let Some(why) = refusal(&node.op, &part.graph, Provider::CoreMl) {
-                return Err(refused(why.into()));
+    let parts = model.stretches.iter().flat_map(|s| s.parts.iter().map(|part| (part, s.rows)));
+    for (part, own_rows) in parts {
+        let graph = &part.graph;
+        verify(graph).map_err(DeviceError::from)?;
+        let refused = |op: &Op, why: String| {
+            let (graph, op) = (graph.name.clone(), op.name());
+            PackageError::Refused { graph, op, why }
+        };
+        let of_group: u64 = graph.weights.iter().map(|w| options.weights.bytes(w)).sum();
+        for node in &graph.nodes {
+            if let Some(why) = refusal(&node.op, graph, Provider::CoreMl) {
+                return Err(refused(&node.op, why.into()));
+            }
+            if own_rows.is_some() && of_group > MOST_GROUP_BYTES {
+                return Err(refused(
+                    &node.op,
+                    format!(
+                        "its weights are {:.2} GB, and the Neural Engine takes groups of {:.1}; put \
+                         fewer experts into a group",
+                        of_group as f64 / 1e9,
+                        MOST_GROUP_BYTES as f64 / 1e9
+                    ),
+                ));
             }
             let Op::Attention(a) = &node.op else { continue };
             let has_values = node.states.len() > 1;
             let own = CacheShape { heads: a.kv_heads, dims: [a.k_dim, a.v_dim], has_values };
             if *shape.get_or_insert(own) != own {
-                return Err(refused(format!(
-                    "it keeps {} heads of {:?} columns, other layers do not: all share one state",
-                    own.heads, own.dims
-                )));
+                return Err(refused(
+                    &node.op,
+                    format!(
+                        "it keeps {} heads of {:?} columns, other layers do not: all share one state",
+                        own.heads, own.dims
+                    ),
+                ));
             }
         }
-        let news = part.graph.weights.iter().filter(|w| seen.insert((w.name.clone(), w.slice)));
+        let news = graph.weights.iter().filter(|w| seen.insert((w.name.clone(), w.slice)));
         bytes += news.map(|w| options.weights.bytes(w)).sum::<u64>();
     }
     if bytes > MOST_BYTES {
@@ -287,7 +324,8 @@ fn checked(
 
 /// A function on its way.
 struct Writing<'a> {
-    model: &'a PackageModel,
+    stretch: &'a PackageStretch,
+    values: &'a [PackageValue],
     weights: &'a dyn WeightSource,
     options: &'a PackageOptions,
     shape: Option<CacheShape>,
@@ -299,13 +337,13 @@ impl Writing<'_> {
         &self,
         blobs: &mut Blobs,
     ) -> Result<(Function, Vec<(String, MilType)>), PackageError> {
-        let (model, rows) = (self.model, self.rows);
+        let (stretch, rows) = (self.stretch, self.rows);
         let mut writer = MilWriter::new(blobs, self.options.weights);
         self.declare(&mut writer);
         let divides = self.options.rewrites.has(Rewrite::ScaleResidual);
         writer.divided = divides.then(HashSet::new);
         let mut tensors: HashMap<usize, String> = HashMap::new();
-        for part in &model.parts {
+        for part in &stretch.parts {
             let rows = if part.of_last_row { 1 } else { rows };
             for value in &part.inputs {
                 self.input(*value, &mut tensors, &mut writer);
@@ -320,8 +358,10 @@ impl Writing<'_> {
             let known = inputs.filter_map(|(id, name)| Some((*id, name?))).collect();
             writer = self.part(part, &graph, rows, writer, known, &mut tensors)?;
         }
-        let (value, name) = &model.result;
-        if let Some(made) = tensors.get(value) {
+        for value in &stretch.results {
+            let (Some(made), Some(name)) = (tensors.get(value), self.name(*value)) else {
+                continue;
+            };
             let made = match writer.divisor().filter(|_| writer.is_divided(made)) {
                 Some(by) => {
                     let by = writer.halves(&[1], &[by]);
@@ -345,14 +385,14 @@ impl Writing<'_> {
 
     /// Declares the position and the caches.
     fn declare(&self, writer: &mut MilWriter<'_>) {
-        let Some(shape) = self.shape else { return };
+        let Some(shape) = self.shape.filter(|_| self.stretch.layers > 0) else { return };
         let PackageOptions { rewrites, stateful, .. } = self.options;
         let positions = rewrites.padded(self.options.positions);
         writer.declare(POSITION, MilType { element: DataType::I32, dims: vec![1] });
         let both = CACHES.iter().zip(shape.dims).take(1 + usize::from(shape.has_values));
         for (name, dim) in both {
             let padded = [shape.heads, positions, dim].map(|n| rewrites.padded(n));
-            let of = MilType::halves([&[self.model.layers][..], &padded].concat());
+            let of = MilType::halves([&[self.stretch.layers][..], &padded].concat());
             match stateful {
                 true => writer.declare_state(name, of),
                 false => writer.declare(name, of),
@@ -364,10 +404,18 @@ impl Writing<'_> {
             rows: self.rows,
             layers: HashMap::new(),
             caches: CACHES.map(String::from),
-            fresh: [vec![None; self.model.layers], vec![None; self.model.layers]],
+            fresh: [vec![None; self.stretch.layers], vec![None; self.stretch.layers]],
             rotations: Vec::new(),
             masks: Vec::new(),
         });
+    }
+
+    /// The name of a value as a feature.
+    fn name(&self, value: usize) -> Option<&str> {
+        match self.values.get(value)? {
+            PackageValue::Rows { name, .. } => Some(name),
+            PackageValue::Ids | PackageValue::Positions => None,
+        }
     }
 
     /// Declares what no part makes.
@@ -380,7 +428,7 @@ impl Writing<'_> {
         if tensors.contains_key(&value) {
             return;
         }
-        let (name, of) = match &self.model.values[value] {
+        let (name, of) = match &self.values[value] {
             PackageValue::Positions => return,
             PackageValue::Ids => {
                 ("input_ids", MilType { element: DataType::I32, dims: vec![1, self.rows] })
