@@ -1,7 +1,7 @@
 //! Core ML as a device. Its graphs are functions of packages that are made when a model is opened; all
 //! that are compiled together share one package, so that weights are in it once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use troika_trace::Tracer;
 
 use crate::cached::{self, CachedModel};
 use crate::device::{Code, ROW_BUCKETS, loaded};
-use crate::emit::{EmitOptions, Emitted, refusal, rows_of, written};
+use crate::emit::{EmitOptions, Emitted, input_name, is_summed, refusal, rows_of, written};
 use crate::error::NpuError;
 use crate::loaded::GraphCode;
 use crate::mil::{
@@ -24,7 +24,7 @@ use crate::mil::{
 use crate::profile::{Lane, Recorder, SessionRecord};
 use crate::provider::Provider;
 use crate::queue::{self, QUEUE_DEPTH};
-use crate::rewrites::Rewrites;
+use crate::rewrites::{Rewrite, Rewrites};
 use crate::session::{AnySession, CompiledModel, OpenSession};
 
 /// How to open Core ML.
@@ -126,11 +126,16 @@ impl CoreMlDevice {
             true => PackageWeights::Int4(None),
             false => PackageWeights::F16,
         };
+        let inputs = graph.inputs.iter().enumerate().filter(|(_, id)| is_summed(graph, **id));
+        let inputs = self.rewrites.has(Rewrite::ScaleResidual).then_some(inputs);
+        let divided: Option<HashSet<_>> =
+            inputs.map(|all| all.map(|(i, _)| input_name(i)).collect());
         let mut models = Vec::new();
         for positions in all {
             let (provider, rewrites) = (Provider::CoreMl, &self.rewrites);
             let options = EmitOptions { provider, rewrites, positions, any_rows: false };
-            let writer = MilWriter::new(&mut files.blobs, stored);
+            let mut writer = MilWriter::new(&mut files.blobs, stored);
+            writer.divided = divided.clone();
             let made = written(graph, weights, options, writer)?;
             let Emitted { files: writer, inputs, outputs, of, rotations, bound, rows, any_rows } =
                 made;

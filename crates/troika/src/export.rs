@@ -152,24 +152,25 @@ fn expert_functions(
 
 /// The values between parts. Groups of experts get theirs.
 fn values(lowered: &Lowered, stretches: &mut [PackageStretch]) -> Vec<PackageValue> {
-    let row = |name: &str, cols| {
+    // Sums of layers' results may be above what halves hold.
+    let row = |name: &str, cols, dtype| {
         let kept = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
-        PackageValue::Rows { name: name.chars().map(kept).collect(), cols }
+        PackageValue::Rows { name: name.chars().map(kept).collect(), cols, dtype }
     };
     let mut values: Vec<PackageValue> =
-        lowered.edges.iter().map(|edge| row(&edge.name, edge.cols)).collect();
+        lowered.edges.iter().map(|edge| row(&edge.name, edge.cols, DType::F32)).collect();
     values[Lowered::IDS.0] = PackageValue::Ids;
     values[Lowered::POSITIONS.0] = PackageValue::Positions;
-    for (edge, name) in [(lowered.last_state(), "hidden_states"), (lowered.logits(), "logits")] {
-        values[edge.0] = row(name, lowered.edges[edge.0].cols);
-    }
+    let (state, logits) = (lowered.last_state().0, lowered.logits().0);
+    values[state] = row("hidden_states", lowered.edges[state].cols, DType::F32);
+    values[logits] = row("logits", lowered.edges[logits].cols, DType::F16);
     for stretch in stretches.iter_mut().filter(|s| s.rows.is_some()) {
         for part in &mut stretch.parts {
             let cols = part.graph.value(part.graph.inputs[0]).shape.row_len();
             part.inputs = vec![values.len()];
             part.outputs = vec![values.len() + 1];
             stretch.results = part.outputs.clone();
-            values.extend(["packed_rows", "expert_rows"].map(|name| row(name, cols)));
+            values.extend(["packed_rows", "expert_rows"].map(|name| row(name, cols, DType::F16)));
         }
     }
     values

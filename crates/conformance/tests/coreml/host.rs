@@ -10,6 +10,8 @@ use troika::npu::mil::{CoreMlFunction, CoreMlRuntime, CoreMlState};
 
 use super::interpreter::Interpreter;
 
+/// Core ML's number of arrays of f32.
+const FLOATS: i32 = 65568;
 /// What hides a position.
 const HIDDEN: f32 = -60_000.0;
 
@@ -18,6 +20,7 @@ const HIDDEN: f32 = -60_000.0;
 struct Feature {
     name: String,
     shape: Vec<usize>,
+    is_f32: bool,
 }
 
 impl Feature {
@@ -25,7 +28,11 @@ impl Feature {
         let of = feature.feature_type.as_ref().unwrap();
         let array = of.multi_array_type.as_ref().unwrap();
         let shape = array.shape.iter().map(|d| *d as usize).collect();
-        Feature { name: feature.name.clone(), shape }
+        Feature { name: feature.name.clone(), shape, is_f32: array.data_type == FLOATS }
+    }
+
+    fn bytes(&self) -> usize {
+        self.elements() * if self.is_f32 { 4 } else { 2 }
     }
 
     fn elements(&self) -> usize {
@@ -58,7 +65,7 @@ pub fn described(package: &Path) -> MlModel {
 }
 
 /// What goes in or comes out under a name.
-pub type Values = HashMap<String, Vec<f16>>;
+pub type Values = HashMap<String, Vec<f32>>;
 
 impl Host {
     /// Opens all functions of a package.
@@ -99,7 +106,7 @@ impl Host {
             logits = results.remove("logits").unwrap();
             left = later;
         }
-        logits.iter().map(|v| v.to_f32()).collect()
+        logits
     }
 
     /// The name of the rows that a part takes.
@@ -164,15 +171,15 @@ impl Host {
                 }
                 name => {
                     let mut values = given[name].clone();
-                    values.resize(input.elements(), f16::ZERO);
+                    values.resize(input.elements(), 0.0);
+                    assert!(input.is_f32, "states of tokens are f32");
                     bytemuck::cast_slice(&values).to_vec()
                 }
             };
             bytes.push((input.name.clone(), value));
         }
         let of = &mut self.functions[function];
-        let mut results: Vec<Vec<u8>> =
-            of.outputs.iter().map(|o| vec![0; 2 * o.elements()]).collect();
+        let mut results: Vec<Vec<u8>> = of.outputs.iter().map(|o| vec![0; o.bytes()]).collect();
         if self.caches.is_empty() && self.state.is_none() {
             self.state = Some(of.function.state().unwrap());
         }
@@ -183,11 +190,17 @@ impl Host {
         let outputs = of.outputs.clone();
         let mut made = Values::new();
         for (output, bytes) in outputs.iter().zip(&results) {
+            if output.is_f32 {
+                made.insert(output.name.clone(), bytemuck::cast_slice(bytes).to_vec());
+                continue;
+            }
             let values: &[f16] = bytemuck::cast_slice(bytes);
             match &*output.name {
                 "new_keys" => self.keep("key_cache", values, &output.shape, tokens.len()),
                 "new_values" => self.keep("value_cache", values, &output.shape, tokens.len()),
-                name => drop(made.insert(name.into(), values.to_vec())),
+                name => {
+                    made.insert(name.into(), values.iter().map(|v| v.to_f32()).collect());
+                }
             }
         }
         self.at += tokens.len();

@@ -22,7 +22,7 @@ use troika::npu::{Rewrite, Rewrites};
 use troika::plan::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, Rule, Split, Strategy};
 use troika::weights::{Quant, WeightStore};
 use troika::{
-    CoreMlOptions, Described, Error, ExpertFunctions, OpenOptions, describe, export_core_ml,
+    CoreMlOptions, Described, Error, ExpertFunctions, Model, OpenOptions, describe, export_core_ml,
 };
 
 use host::{Host, Values};
@@ -222,6 +222,44 @@ fn prompts_on_core_ml_are_those_of_one_device() {
     }
 }
 
+/// A sum of layers' results above what halves hold, as of the trained Gemma 3.
+#[test]
+fn large_sums_do_not_overflow() {
+    let (dir, from) = (tempfile::tempdir().unwrap(), golden_dir("gemma-3"));
+    let model = dir.path().join("large");
+    std::fs::create_dir(&model).unwrap();
+    std::fs::copy(from.join("config.json"), model.join("config.json")).unwrap();
+    let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let entries = troika::weights::parse_safetensors(&bytes, bytes.len()).unwrap();
+    for (_, entry) in entries.iter().filter(|(name, _)| name.contains(".post_")) {
+        for weight in bytes[entry.range.clone()].as_chunks_mut::<4>().0 {
+            *weight = (f32::from_le_bytes(*weight) + 15_000.0).to_le_bytes();
+        }
+    }
+    std::fs::write(model.join("model.safetensors"), bytes).unwrap();
+    let ids: Vec<u32> = golden("gemma-3").input_ids;
+    let logits = |devices: &[&str], rewrites: Rewrites| {
+        let mut devices = setup::on(devices);
+        devices.npu.core_ml = Some(Arc::new(Interpreter));
+        devices.npu.attention = true;
+        devices.npu.rewrites = rewrites;
+        let options = OpenOptions { devices, context: Some(64), ..OpenOptions::default() };
+        let opened = Model::open(&model, &options).unwrap();
+        conformance::golden::all_logits(&opened, &ids).unwrap()
+    };
+    let expected = logits(&["cpu"], Rewrites::default());
+    let far = |logits: &[f32]| conformance::golden::relative_error(logits, &expected);
+    let npu = logits(&["npu:coreml"], Rewrites::of_core_ml());
+    assert!(far(&npu) < TOLERANCE, "{}", far(&npu));
+    let others = Rewrites::of_core_ml().0.into_iter().filter(|r| *r != Rewrite::ScaleResidual);
+    let undivided = logits(&["npu:coreml"], Rewrites(others.collect()));
+    assert!(undivided.iter().any(|v| !v.is_finite()), "nothing overflows: the test tells nothing");
+    let package = export(&model, &dir.path().join("m.mlpackage"), &usual()).unwrap();
+    let last = &expected[expected.len() / ids.len() * (ids.len() - 1)..];
+    let package = conformance::golden::relative_error(&Host::open(&package).feed(&ids), last);
+    assert!(package < TOLERANCE, "{package}");
+}
+
 /// Groups of experts of an engine as functions of packages; what has no room is the CPU's.
 #[test]
 fn groups_of_experts_are_those_of_the_cpu() {
@@ -298,9 +336,8 @@ fn experts_are_functions_of_a_package() {
             let (now, later) = left.split_at(parts[0].rows_now(left.len()));
             let mut x = parts[0].run(now, &Values::new());
             for layer in 0..3 {
-                let (name, values) = x.drain().next().unwrap();
+                let (name, mut all) = x.drain().next().unwrap();
                 let cols = weights["model.norm.weight"].len();
-                let mut all: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
                 all.truncate(now.len() * cols);
                 let rows: Vec<_> =
                     all.chunks(cols).map(|row| routed(&weights, layer, row)).collect();
@@ -329,12 +366,11 @@ fn experts_are_functions_of_a_package() {
                         to.zip(from).for_each(|(t, v)| *t += weight * v.to_f32());
                     }
                 }
-                let all = all.iter().map(|v| f16::from_f32(*v)).collect();
                 let next = parts[layer + 1].takes();
                 assert_ne!(name, next, "a part takes what experts have added to");
                 x = parts[layer + 1].run(now, &Values::from([(next, all)]));
             }
-            logits = x.remove("logits").unwrap().iter().map(|v| v.to_f32()).collect();
+            logits = x.remove("logits").unwrap();
             left = later;
         }
         logits

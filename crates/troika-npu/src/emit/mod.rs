@@ -159,15 +159,16 @@ pub(crate) fn written<W: GraphWriter>(
     let rows = rows_of(graph).map_err(wrong)?;
     // Reshaping to zero keeps a dimension.
     let all_rows = if options.any_rows { 0 } else { rows };
-    let ports = |kind: &str, ids: &[ValueId]| -> Result<Vec<Port>, DeviceError> {
+    let ports = |name: fn(usize) -> String, ids: &[ValueId]| -> Result<Vec<Port>, DeviceError> {
         let port = |(i, value): (usize, &Value)| {
             element(value.dtype).map_err(wrong)?;
             let (dtype, cols) = (value.dtype, value.shape.row_len());
-            Ok(Port { name: format!("{kind}{i}"), dtype, rows, cols })
+            Ok(Port { name: name(i), dtype, rows, cols })
         };
         ids.iter().map(|id| graph.value(*id)).enumerate().map(port).collect()
     };
-    let (all, outputs) = (ports("in", &graph.inputs)?, ports("out", &graph.outputs)?);
+    let all = ports(input_name, &graph.inputs)?;
+    let outputs = ports(|i| format!("out{i}"), &graph.outputs)?;
     let read = read_values(graph);
     let of: Vec<usize> = (0..all.len()).filter(|i| read[graph.inputs[*i].0 as usize]).collect();
     let inputs: Vec<Port> = of.iter().map(|i| all[*i].clone()).collect();
@@ -189,6 +190,11 @@ pub(crate) fn written<W: GraphWriter>(
     Ok(Emitted { files: model, inputs, outputs, of, rotations, bound, rows, any_rows })
 }
 
+/// The name of a graph's input.
+pub(crate) fn input_name(i: usize) -> String {
+    format!("in{i}")
+}
+
 /// Which values the outputs follow from: not what only goes into a cache, and no positions, since
 /// the host computes their cosines and sines.
 fn read_values(graph: &Subgraph) -> Vec<bool> {
@@ -201,6 +207,13 @@ fn read_values(graph: &Subgraph) -> Vec<bool> {
         }
     }
     read
+}
+
+/// Whether a value is only added to others and normed, as the sum of layers' results is.
+pub(crate) fn is_summed(graph: &Subgraph, value: ValueId) -> bool {
+    let sums = |op: &Op| matches!(op, Op::Add | Op::RmsNorm { .. } | Op::LayerNorm { .. });
+    let readers = graph.nodes.iter().filter(|n| n.inputs.contains(&value));
+    graph.value(value).dtype == DType::F32 && readers.map(|n| &n.op).all(sums)
 }
 
 /// The element type of values.

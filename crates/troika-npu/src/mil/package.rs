@@ -21,7 +21,7 @@ use super::runtime::ROOT;
 use super::types::MilType;
 use super::writer::MilWriter;
 use crate::emit::verb::Verb;
-use crate::emit::{EmitOptions, Emitter, GraphWriter, refusal};
+use crate::emit::{EmitOptions, Emitter, GraphWriter, is_summed, refusal};
 use crate::provider::Provider;
 use crate::rewrites::{Rewrite, Rewrites};
 
@@ -62,6 +62,8 @@ pub enum PackageValue {
         name: String,
         /// Its columns.
         cols: usize,
+        /// F32 or F16.
+        dtype: DType,
     },
 }
 
@@ -359,17 +361,12 @@ impl Writing<'_> {
             writer = self.part(part, &graph, rows, writer, known, &mut tensors)?;
         }
         for value in &stretch.results {
-            let (Some(made), Some(name)) = (tensors.get(value), self.name(*value)) else {
+            let (Some(made), Some(PackageValue::Rows { name, dtype, .. })) =
+                (tensors.get(value), self.values.get(*value))
+            else {
                 continue;
             };
-            let made = match writer.divisor().filter(|_| writer.is_divided(made)) {
-                Some(by) => {
-                    let by = writer.halves(&[1], &[by]);
-                    writer.written(Verb::Mul, &[made, &by])
-                }
-                None => made.clone(),
-            };
-            writer.result_as(name, &made, DType::F16);
+            writer.result_as(name, made, *dtype);
         }
         if let Some(kept) = writer.kept.take().filter(|kept| !kept.stateful) {
             for (fresh, name) in kept.fresh.iter().zip(["new_keys", "new_values"]) {
@@ -410,14 +407,6 @@ impl Writing<'_> {
         });
     }
 
-    /// The name of a value as a feature.
-    fn name(&self, value: usize) -> Option<&str> {
-        match self.values.get(value)? {
-            PackageValue::Rows { name, .. } => Some(name),
-            PackageValue::Ids | PackageValue::Positions => None,
-        }
-    }
-
     /// Declares what no part makes.
     fn input(
         &self,
@@ -428,14 +417,19 @@ impl Writing<'_> {
         if tensors.contains_key(&value) {
             return;
         }
-        let (name, of) = match &self.values[value] {
+        let (name, dtype, dims) = match &self.values[value] {
             PackageValue::Positions => return,
-            PackageValue::Ids => {
-                ("input_ids", MilType { element: DataType::I32, dims: vec![1, self.rows] })
-            }
-            PackageValue::Rows { name, cols } => (&**name, MilType::halves([self.rows, *cols])),
+            PackageValue::Ids => ("input_ids", DType::I32, [1, self.rows]),
+            PackageValue::Rows { name, cols, dtype } => (&**name, *dtype, [self.rows, *cols]),
         };
-        writer.declare(name, of);
+        let summed = |part: &PackagePart| {
+            let mut own = part.graph.inputs.iter().zip(&part.inputs).filter(|(_, v)| **v == value);
+            own.all(|(id, _)| is_summed(&part.graph, *id))
+        };
+        if self.stretch.parts.iter().all(summed) {
+            writer.divided(name);
+        }
+        writer.bound(name, dtype, &dims);
         tensors.insert(value, name.into());
     }
 

@@ -34,6 +34,7 @@ pub(crate) enum Arg<'a> {
     Int(i64),
     Ints(Vec<i64>),
     Half(f32),
+    Float(f32),
     Bool(bool),
     Bools(Vec<bool>),
     Text(&'static str),

@@ -8,13 +8,14 @@ use troika_graph::DType;
 use super::blob::Blobs;
 use super::kept::{CACHES, Kept, POSITION, PackageWeights};
 use super::proto::{
-    Argument, Binding, BlobFileValue, Block, Bools, Bytes, DataType, Function, ImmediateValue,
-    Ints, NamedValueType, Operation, StateType, Strings, TensorValue, Value, ValueType,
+    Argument, Binding, BlobFileValue, Block, Bools, Bytes, DataType, Floats, Function,
+    ImmediateValue, Ints, NamedValueType, Operation, StateType, Strings, TensorValue, Value,
+    ValueType,
 };
 use super::types::{Arg, MilType};
 use super::verbs;
-use crate::emit::half_bytes;
 use crate::emit::verb::Verb;
+use crate::emit::{GraphWriter, half_bytes};
 
 /// The opset of iOS 18 and macOS 15, which has states.
 const OPSET: &str = "CoreML8";
@@ -88,24 +89,38 @@ impl<'a> MilWriter<'a> {
             DType::F16 => DataType::F16,
             _ => DataType::F32,
         };
-        self.declare(name, MilType { element, dims: dims.to_vec() });
+        let of = MilType { element, dims: dims.to_vec() };
+        self.declare(name, of.clone());
         if element == DataType::F32 {
-            let args = [("x", Arg::Tensor(name)), ("dtype", Arg::Text("fp16"))];
+            // What halves may not hold is divided before.
+            let divided = self.divisor().filter(|_| self.is_divided(name)).map(|by| {
+                let args = [("x", Arg::Tensor(name)), ("y", Arg::Float(1.0 / by))];
+                self.op("mul", &args, of)
+            });
+            let x = divided.as_deref().unwrap_or(name);
+            let args = [("x", Arg::Tensor(x)), ("dtype", Arg::Text("fp16"))];
             let halves = self.op("cast", &args, MilType::halves(dims));
             self.halved.insert(name.into(), halves);
         }
     }
 
-    /// Declares a tensor as an output, under this name and of a type.
+    /// Declares a tensor as an output, under this name and of a type. One that is divided is not there.
     pub fn result_as(&mut self, name: &str, tensor: &str, dtype: DType) {
-        let (dims, x) = (self.dims(tensor), ("x", Arg::Tensor(tensor)));
-        let (element, kind) = match dtype {
-            DType::F32 => (DataType::F32, "cast"),
-            _ => (self.type_of(tensor).element, "identity"),
+        let (of, mut x) = (self.type_of(tensor), tensor.to_string());
+        let floats = MilType { element: DataType::F32, dims: of.dims.clone() };
+        let to_floats = ("dtype", Arg::Text("fp32"));
+        let by = self.divisor().filter(|_| self.is_divided(tensor));
+        let (kind, other, of) = match (dtype, by) {
+            (DType::F32, None) => ("cast", Some(to_floats), floats),
+            (DType::F32, Some(by)) => {
+                x = self.op("cast", &[("x", Arg::Tensor(&x)), to_floats], floats.clone());
+                ("mul", Some(("y", Arg::Float(by))), floats)
+            }
+            (_, None) => ("identity", None, of),
+            (_, Some(by)) => ("mul", Some(("y", Arg::Half(by))), of),
         };
-        let to = (kind == "cast").then_some(("dtype", Arg::Text("fp32")));
-        let args: Vec<_> = std::iter::once(x).chain(to).collect();
-        self.add(kind, &args, Some((name.to_string(), MilType { element, dims })));
+        let args: Vec<_> = std::iter::once(("x", Arg::Tensor(&x))).chain(other).collect();
+        self.add(kind, &args, Some((name.to_string(), of)));
         self.block.outputs.push(name.into());
     }
 
@@ -191,6 +206,13 @@ impl<'a> MilWriter<'a> {
             Arg::Int(v) => vec![self.integers(&[], &[*v])],
             Arg::Ints(values) => vec![self.integers(&[values.len()], values)],
             Arg::Half(v) => vec![self.halves(&[], &[*v])],
+            Arg::Float(v) => {
+                let key = (DataType::F32, Vec::new(), v.to_le_bytes().to_vec());
+                let floats = Some(Floats { values: vec![*v] });
+                let of = MilType::scalar(DataType::F32);
+                let floats = TensorValue { floats, ..TensorValue::default() };
+                vec![self.constant(key, |_| immediate(&of, floats))]
+            }
             Arg::Bool(v) => vec![self.truths(&[], &[*v])],
             Arg::Bools(values) => vec![self.truths(&[values.len()], values)],
             Arg::Text(v) => {
