@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use serde_json::json;
-use troika::npu::mil::PackageOptions;
+#[cfg(target_os = "macos")]
+use troika::npu::mil::{AppleCoreMl, Package};
+use troika::npu::mil::{Delegation, PackageOptions};
 use troika::npu::{Rewrite, Rewrites};
 use troika::weights::BindOptions;
 use troika::{BoundModel, CoreMlOptions, Described, OpenOptions, describe, export_core_ml};
@@ -44,6 +46,8 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
     };
     let package = export_core_ml(&spec, &store, &args.out, &options)?;
     let seconds = start.elapsed().as_secs_f64();
+    #[cfg(target_os = "macos")]
+    let package = delegated(package, &args.out);
     let units = package.delegation.iter();
     let units = units.map(|(function, ops)| json!({"function": function, "ops": ops}));
     if args.json {
@@ -55,13 +59,16 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
             "functions": units.collect::<Vec<_>>(),
         }));
     }
-    let mut text = String::from(
-        "| function | op | count | expected on | why |\n| --- | --- | ---: | --- | --- |\n",
+    let asked = package.delegation.iter().flat_map(|f| &f.1).any(|d| !d.in_fact_on.is_empty());
+    let (head, rule) = if asked { (" in fact on |", " --- |") } else { ("", "") };
+    let mut text = format!(
+        "| function | op | count | expected on | why |{head}\n| --- | --- | ---: | --- | --- |{rule}\n",
     );
     for (function, ops) in &package.delegation {
         for d in ops {
             let (op, count, unit, why) = (&d.op, d.count, d.unit, d.why);
-            text.push_str(&format!("| {function} | {op} | {count} | {unit} | {why} |\n"));
+            let found = if asked { in_fact_on(d) } else { String::new() };
+            text.push_str(&format!("| {function} | {op} | {count} | {unit} | {why} |{found}\n"));
         }
     }
     text.push_str(&format!(
@@ -71,6 +78,25 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
         package.program_bytes as f64 / 1e6,
     ));
     output::write(&text)
+}
+
+/// Asks Core ML which units it takes; if that fails, with a warning.
+#[cfg(target_os = "macos")]
+fn delegated(mut package: Package, out: &std::path::Path) -> Package {
+    let asked = AppleCoreMl::delegate(out, &mut package.delegation);
+    output::warn(
+        asked.err().map(|why| format!("Core ML does not say which units it takes: {why}")),
+    );
+    package
+}
+
+/// The cell of the units that Core ML takes: `ane`, or `ane 28, cpu 2`.
+fn in_fact_on(of: &Delegation) -> String {
+    let alone = of.in_fact_on.len() == 1;
+    let named =
+        |(unit, n): (&&str, _)| if alone { unit.to_string() } else { format!("{unit} {n}") };
+    let units: Vec<String> = of.in_fact_on.iter().map(named).collect();
+    format!(" {} |", units.join(", "))
 }
 
 /// The rewrites.

@@ -2,23 +2,26 @@
 
 #![allow(unsafe_code, reason = "Core ML's interface is Objective-C's")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
 
-use objc2::AnyThread;
+use block2::RcBlock;
 use objc2::rc::Retained;
-use objc2::runtime::{AnyObject, ProtocolObject};
+use objc2::runtime::{AnyClass, AnyObject, NSObjectProtocol, ProtocolObject};
+use objc2::{AnyThread, ClassType};
 use objc2_core_ml::{
-    MLComputeUnits, MLDictionaryFeatureProvider, MLFeatureProvider, MLFeatureValue, MLModel,
-    MLModelConfiguration, MLMultiArray, MLMultiArrayDataType, MLPredictionOptions, MLState,
+    MLComputePlan, MLComputeUnits, MLDictionaryFeatureProvider, MLFeatureProvider, MLFeatureValue,
+    MLGPUComputeDevice, MLModel, MLModelConfiguration, MLMultiArray, MLMultiArrayDataType,
+    MLNeuralEngineComputeDevice, MLPredictionOptions, MLState,
 };
 use objc2_foundation::{NSArray, NSDictionary, NSError, NSNumber, NSString, NSURL};
 use prost::Message;
 use troika_device::lock;
 
+use super::delegation::Delegation;
 use super::proto::{FeatureDescription, MlModel};
 use super::runtime::{CoreMlFunction, CoreMlRuntime, CoreMlState, ROOT};
 
@@ -58,20 +61,108 @@ fn url(path: &Path) -> Retained<NSURL> {
     NSURL::fileURLWithPath(&NSString::from_str(&path.to_string_lossy()))
 }
 
+/// Compiles a package into a temporary folder of Core ML's.
+fn compile(package: &Path) -> Result<PathBuf, String> {
+    // SAFETY: the URL is one of a file.
+    #[allow(deprecated, reason = "the other one returns to a block")]
+    let made = unsafe { MLModel::compileModelAtURL_error(&url(package)) }.map_err(said)?;
+    let path = made.path().ok_or("Core ML names no compiled package")?;
+    Ok(PathBuf::from(path.to_string()))
+}
+
+fn configuration(function: &str, units: MLComputeUnits) -> Retained<MLModelConfiguration> {
+    // SAFETY: setters of a configuration of our own.
+    unsafe {
+        let configuration = MLModelConfiguration::new();
+        configuration.setComputeUnits(units);
+        configuration.setFunctionName(Some(&NSString::from_str(function)));
+        configuration
+    }
+}
+
 impl AppleCoreMl {
+    /// Asks Core ML on which of all units it would run the operations of a package's functions.
+    ///
+    /// # Errors
+    /// The system is older than such packages, or what it says.
+    pub fn delegate(
+        package: &Path,
+        functions: &mut [(String, Vec<Delegation>)],
+    ) -> Result<(), String> {
+        // Packages with functions came with states.
+        if AnyClass::get(c"MLState").is_none() {
+            return Err("Core ML reads such packages from macOS 15 and iOS 18 on".into());
+        }
+        let compiled = compile(package)?;
+        let asked = functions.iter_mut().try_for_each(|(function, ops)| {
+            let all = planned(&compiled, function)?;
+            for op in ops {
+                op.in_fact_on = all.get(&op.op).cloned().unwrap_or_default();
+            }
+            Ok(())
+        });
+        let _ = std::fs::remove_dir_all(compiled);
+        asked
+    }
+
     fn compiled(&self, package: &Path) -> Result<PathBuf, String> {
         let mut all = lock(&self.compiled);
         if let Some(known) = all.get(package).filter(|path| path.exists()) {
             return Ok(known.clone());
         }
-        // SAFETY: the URL is one of a file.
-        #[allow(deprecated, reason = "the other one returns to a block")]
-        let made = unsafe { MLModel::compileModelAtURL_error(&url(package)) }.map_err(said)?;
-        let path = made.path().ok_or("Core ML names no compiled package")?;
-        let path = PathBuf::from(path.to_string());
+        let path = compile(package)?;
         all.insert(package.into(), path.clone());
         Ok(path)
     }
+}
+
+/// How many operations of each name Core ML would run on each unit.
+type Units = HashMap<String, BTreeMap<&'static str, usize>>;
+
+/// Core ML's plan for a function.
+fn planned(compiled: &Path, function: &str) -> Result<Units, String> {
+    let (sender, receiver) = mpsc::channel();
+    let done = RcBlock::new(move |plan: *mut MLComputePlan, error: *mut NSError| {
+        // SAFETY: each is null or an object, which stays as long as it is retained.
+        let (plan, error) = unsafe { (Retained::retain(plan), Retained::retain(error)) };
+        let _ = sender.send(plan.ok_or(error));
+    });
+    let of = configuration(function, MLComputeUnits::All);
+    // SAFETY: a URL of a compiled package. The block owns what it uses, and may run on any thread: it
+    // sends what is not used there any more.
+    unsafe {
+        MLComputePlan::loadContentsOfURL_configuration_completionHandler(&url(compiled), &of, &done)
+    };
+    // Core ML has the block still. If it drops it without an answer, the wait ends.
+    drop(done);
+    let absent = || format!("Core ML has no plan for the function {function}");
+    let plan = receiver.recv().map_err(|_| absent())?;
+    let plan = plan.map_err(|error| error.map_or_else(absent, said))?;
+    // SAFETY: this thread alone reads the plan and its program.
+    let ops = unsafe {
+        let program = plan.modelStructure().program();
+        let all = program.map(|program| program.functions());
+        let own = all.and_then(|all| all.objectForKey(&NSString::from_str(function)));
+        own.ok_or_else(absent)?.block().operations()
+    };
+    let units =
+        [("ane", MLNeuralEngineComputeDevice::class()), ("gpu", MLGPUComputeDevice::class())];
+    let mut all = Units::new();
+    for op in ops.to_vec() {
+        // SAFETY: as above, of an operation of this plan.
+        let (name, device) = unsafe {
+            let usage = plan.computeDeviceUsageForMLProgramOperation(&op);
+            // Constants have none.
+            let Some(usage) = usage else { continue };
+            (op.operatorName().to_string(), usage.preferredComputeDevice())
+        };
+        let unit = units.iter().find(|(_, class)| device.isKindOfClass(class));
+        let unit = unit.map_or("cpu", |(unit, _)| *unit);
+        // They are named as in `ios18.linear`.
+        let name = name.rsplit('.').next().unwrap_or(&name).to_string();
+        *all.entry(name).or_default().entry(unit).or_default() += 1;
+    }
+    Ok(all)
 }
 
 impl CoreMlRuntime for AppleCoreMl {
@@ -85,13 +176,10 @@ impl CoreMlRuntime for AppleCoreMl {
         let all = of.input.iter().chain(&of.output);
         let features = all.filter_map(|f| Some((f.name.clone(), Shape::of(f)?))).collect();
         let compiled = self.compiled(package)?;
-        // SAFETY: setters of a configuration of our own, and a URL of a compiled package.
-        let model = unsafe {
-            let configuration = MLModelConfiguration::new();
-            configuration.setComputeUnits(MLComputeUnits::CPUAndNeuralEngine);
-            configuration.setFunctionName(Some(&NSString::from_str(function)));
-            MLModel::modelWithContentsOfURL_configuration_error(&url(&compiled), &configuration)
-        };
+        let of = configuration(function, MLComputeUnits::CPUAndNeuralEngine);
+        // SAFETY: a URL of a compiled package.
+        let model =
+            unsafe { MLModel::modelWithContentsOfURL_configuration_error(&url(&compiled), &of) };
         Ok(Box::new(AppleFunction { model: model.map_err(said)?, features }))
     }
 }

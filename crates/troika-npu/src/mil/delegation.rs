@@ -21,6 +21,10 @@ pub struct Delegation {
     pub unit: &'static str,
     /// Why.
     pub why: &'static str,
+    /// The units on which Core ML itself says that it would run all operations of this name, `ane`,
+    /// `gpu` or `cpu`, and how many on each; nothing where it has not been asked.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub in_fact_on: BTreeMap<&'static str, usize>,
 }
 
 /// The expected units of a function's operations, by kind.
@@ -46,6 +50,9 @@ pub(super) fn delegation(function: &Function) -> Vec<Delegation> {
         };
         *counts.entry((op.kind.clone(), unit, why)).or_default() += 1;
     }
-    let one = |((op, unit, why), count)| Delegation { op, count, unit, why };
+    let one = |((op, unit, why), count)| {
+        let in_fact_on = BTreeMap::new();
+        Delegation { op, count, unit, why, in_fact_on }
+    };
     counts.into_iter().map(one).collect()
 }
