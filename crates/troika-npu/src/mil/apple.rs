@@ -29,6 +29,9 @@ use super::runtime::{CoreMlFunction, CoreMlRuntime, CoreMlState, ROOT};
 /// first function is opened.
 #[derive(Debug, Default)]
 pub struct AppleCoreMl {
+    /// Whether compiled forms stay beside their packages, for folders that are Troika's own; else they
+    /// are where Core ML puts them.
+    keeps_beside: bool,
     /// Where the compiled form of each package is.
     compiled: Mutex<HashMap<PathBuf, PathBuf>>,
 }
@@ -61,6 +64,10 @@ fn url(path: &Path) -> Retained<NSURL> {
     NSURL::fileURLWithPath(&NSString::from_str(&path.to_string_lossy()))
 }
 
+fn program(package: &Path) -> PathBuf {
+    package.join(ROOT).join("model.mlmodel")
+}
+
 /// Compiles a package into a temporary folder of Core ML's.
 fn compile(package: &Path) -> Result<PathBuf, String> {
     // SAFETY: the URL is one of a file.
@@ -81,6 +88,12 @@ fn configuration(function: &str, units: MLComputeUnits) -> Retained<MLModelConfi
 }
 
 impl AppleCoreMl {
+    /// Keeps compiled forms beside their packages, as `NAME.mlmodelc`, and takes those that are there
+    /// and not older.
+    pub fn beside_packages() -> AppleCoreMl {
+        AppleCoreMl { keeps_beside: true, ..AppleCoreMl::default() }
+    }
+
     /// Asks Core ML on which of all units it would run the operations of a package's functions.
     ///
     /// # Errors
@@ -110,7 +123,18 @@ impl AppleCoreMl {
         if let Some(known) = all.get(package).filter(|path| path.exists()) {
             return Ok(known.clone());
         }
-        let path = compile(package)?;
+        let mut path = package.with_extension("mlmodelc");
+        let written = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
+        if !self.keeps_beside || written(&path) < written(&program(package)) {
+            let made = compile(package)?;
+            let moved = self.keeps_beside && {
+                let _ = std::fs::remove_dir_all(&path);
+                std::fs::rename(&made, &path).is_ok()
+            };
+            if !moved {
+                path = made;
+            }
+        }
         all.insert(package.into(), path.clone());
         Ok(path)
     }
@@ -167,7 +191,7 @@ fn planned(compiled: &Path, function: &str) -> Result<Units, String> {
 
 impl CoreMlRuntime for AppleCoreMl {
     fn open(&self, package: &Path, function: &str) -> Result<Box<dyn CoreMlFunction>, String> {
-        let file = package.join(ROOT).join("model.mlmodel");
+        let file = program(package);
         let bytes = std::fs::read(&file).map_err(|e| format!("{}: {e}", file.display()))?;
         let model = MlModel::decode(&*bytes).map_err(|e| format!("{}: {e}", file.display()))?;
         let of = model.description.into_iter().flat_map(|d| d.functions);

@@ -368,7 +368,7 @@ fn open_core_ml(
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let NpuSettings { core_ml, row_buckets, rewrites, .. } = options.npu.clone();
     #[cfg(target_vendor = "apple")]
-    let core_ml = core_ml.or_else(|| Some(Arc::new(npu::mil::AppleCoreMl::default())));
+    let core_ml = core_ml.or_else(|| Some(Arc::new(npu::mil::AppleCoreMl::beside_packages())));
     let failed = |why: String| DeviceError::System { device: name.clone(), why };
     let absent = "Core ML is part of macOS and iOS; troika devices says which NPUs are here";
     let runtime = core_ml.ok_or_else(|| failed(absent.into()))?;
