@@ -1,5 +1,7 @@
 //! Compiled graphs that are kept for the next start.
 
+use std::path::{Path, PathBuf};
+
 use crate::profiling::ProfilingLevel;
 use crate::runtime::{Chosen, Runtime};
 
@@ -10,6 +12,13 @@ pub trait GraphCache: std::fmt::Debug + Send + Sync {
 
     /// Keeps the bytes of a key.
     fn put(&self, key: &GraphKey, bytes: &[u8]);
+
+    /// The folder to make packages in; `None`: none can be kept.
+    fn packages(&self) -> Option<PathBuf>;
+
+    /// Keeps a folder with a package under its key, or takes the one that is there. Returns where it
+    /// is.
+    fn keep_package(&self, key: &GraphKey, made: &Path) -> Option<PathBuf>;
 }
 
 /// What a compiled graph depends on: the model with its weights, and what compiles it. A profiled

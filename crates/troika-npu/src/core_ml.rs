@@ -2,6 +2,7 @@
 //! that are compiled together share one package, so that weights are in it once.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 
@@ -13,6 +14,7 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Op, Subgraph, verify};
 use troika_trace::Tracer;
 
+use crate::cache::{GraphCache, GraphKey};
 use crate::cached::{self, CachedModel};
 use crate::device::{Code, ROW_BUCKETS, loaded};
 use crate::emit::{EmitOptions, Emitted, input_name, is_summed, refusal, rows_of, written};
@@ -33,6 +35,8 @@ pub struct CoreMlDeviceOptions {
     pub name: String,
     /// What opens packages.
     pub runtime: Arc<dyn CoreMlRuntime>,
+    /// Keeps packages with their compiled forms for the next start.
+    pub cache: Option<Arc<dyn GraphCache>>,
     /// The numbers of rows to compile for; none: the usual ones.
     pub row_buckets: Vec<usize>,
     /// How graphs are written.
@@ -47,9 +51,17 @@ pub struct CoreMlDeviceOptions {
 pub struct CoreMlDevice {
     name: String,
     runtime: Arc<dyn CoreMlRuntime>,
+    cache: Option<Arc<dyn GraphCache>>,
     rewrites: Rewrites,
     caps: Caps,
     recorder: Arc<Recorder>,
+}
+
+/// Where a package is.
+pub(crate) struct PackageFolder {
+    path: PathBuf,
+    /// Removes it, unless it is kept.
+    _made: Option<TempDir>,
 }
 
 /// The models of a graph on their way: for each number of positions, the name of its function.
@@ -61,7 +73,7 @@ impl CoreMlDevice {
     /// # Errors
     /// Its profiler does not start.
     pub fn open(options: CoreMlDeviceOptions) -> Result<CoreMlDevice, NpuError> {
-        let CoreMlDeviceOptions { name, runtime, mut row_buckets, rewrites, tracer, clock } =
+        let CoreMlDeviceOptions { name, runtime, cache, mut row_buckets, rewrites, tracer, clock } =
             options;
         if row_buckets.is_empty() {
             row_buckets = ROW_BUCKETS.to_vec();
@@ -90,7 +102,7 @@ impl CoreMlDevice {
             ],
             ..Caps::default()
         };
-        Ok(CoreMlDevice { name, runtime, rewrites, caps, recorder: Arc::new(recorder) })
+        Ok(CoreMlDevice { name, runtime, cache, rewrites, caps, recorder: Arc::new(recorder) })
     }
 
     fn unsupported(&self, graph: &Subgraph, op: &str, why: String) -> DeviceError {
@@ -150,17 +162,26 @@ impl CoreMlDevice {
         Ok(models)
     }
 
+    /// A package's folder in the cache, if that keeps it.
+    fn kept(&self, made: TempDir, hash: blake3::Hash) -> PackageFolder {
+        let key = GraphKey(*hash.as_bytes());
+        match self.cache.as_ref().and_then(|cache| cache.keep_package(&key, made.path())) {
+            Some(path) => PackageFolder { path, _made: None },
+            None => PackageFolder { path: made.path().into(), _made: Some(made) },
+        }
+    }
+
     /// Opens a graph's functions.
     fn opened(
         &self,
         graph: &Subgraph,
         models: Models,
-        folder: &Arc<TempDir>,
+        folder: &Arc<PackageFolder>,
     ) -> Result<Arc<Executable>, DeviceError> {
         let (mut opened, mut of) = (Vec::new(), Vec::new());
         for (positions, name, emitted) in models {
             let start = self.recorder.now();
-            let function = self.runtime.open(&folder.path().join(PACKAGE), &name);
+            let function = self.runtime.open(&folder.path.join(PACKAGE), &name);
             let function =
                 function.map_err(|why| self.unsupported(graph, DeviceError::ALL_OPS, why))?;
             let span = self.recorder.span(Lane::Host, "load", &graph.name, start);
@@ -213,8 +234,14 @@ impl Device for CoreMlDevice {
                 |_: &_| Err(DeviceError::System { device: device.clone(), why: why.clone() });
             request.graphs.iter().map(error).collect()
         };
-        let folder = match tempfile::tempdir() {
-            Ok(folder) => Arc::new(folder),
+        let mut begun = tempfile::Builder::new();
+        begun.prefix(".coreml-");
+        let folder = match self.cache.as_ref().and_then(|cache| cache.packages()) {
+            Some(packages) => begun.tempdir_in(packages),
+            None => begun.tempdir(),
+        };
+        let folder = match folder {
+            Ok(folder) => folder,
             Err(e) => return failed(format!("there is no folder for a package: {e}")),
         };
         let mut files = match PackageFiles::create(&folder.path().join(PACKAGE)) {
@@ -230,9 +257,10 @@ impl Device for CoreMlDevice {
             });
             on = (request.report_progress)(i + 1);
         }
-        if let Err(e) = files.finish(&BTreeMap::new()) {
-            return failed(PackageError::to_string(&e));
-        }
+        let folder = match files.finish(&BTreeMap::new()) {
+            Ok((_, hash)) => Arc::new(self.kept(folder, hash)),
+            Err(e) => return failed(PackageError::to_string(&e)),
+        };
         let graphs = request.graphs.iter().zip(models);
         graphs.map(|(graph, models)| self.opened(graph, models?, &folder)).collect()
     }

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use half::{bf16, f16};
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, TensorRef};
-use tempfile::TempDir;
 use troika_check::{Random, floats};
 use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows, lock, trim_heap};
 use troika_graph::DType;
 
+use crate::core_ml::PackageFolder;
 use crate::emit::{Emitted, HIDDEN, MASK, Port};
 use crate::mil::CoreMlFunction;
 use crate::onnx::OnnxFiles;
@@ -61,7 +61,7 @@ pub(crate) enum AnySession {
     /// A session of ONNX Runtime, with the files that it was made from.
     Onnx(Box<Session>, Arc<OnnxFiles>),
     /// A function of a package, which lies in this folder.
-    CoreMl { function: Box<dyn CoreMlFunction>, _package: Arc<TempDir> },
+    CoreMl { function: Box<dyn CoreMlFunction>, _package: Arc<PackageFolder> },
 }
 
 /// A result of a run.

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use half::f16;
 use prost::Message;
@@ -20,7 +21,7 @@ use troika::npu::mil::proto::Operation;
 use troika::npu::mil::{CoreMlFunction, CoreMlRuntime, PackageOptions, PackageWeights};
 use troika::npu::{Rewrite, Rewrites};
 use troika::plan::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, Rule, Split, Strategy};
-use troika::weights::{Quant, WeightStore};
+use troika::weights::{CacheFile, CacheFolder, CacheKind, Quant, WeightStore};
 use troika::{
     CoreMlOptions, Described, Error, ExpertFunctions, Model, OpenOptions, describe, export_core_ml,
 };
@@ -220,6 +221,35 @@ fn prompts_on_core_ml_are_those_of_one_device() {
         let report = conformance::golden::check_with(&case, &options, None).unwrap();
         assert!(report.greedy && report.error < TOLERANCE, "{name}: {report}");
     }
+}
+
+/// Packages of a device stay in the cache, with what Core ML makes of them beside.
+#[test]
+fn packages_are_kept_for_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = CacheFolder::new(dir.path());
+    let kept = || -> Vec<(PathBuf, SystemTime)> {
+        let packages = folder.files().unwrap().into_iter();
+        let packages = packages.filter(|f| f.kind == CacheKind::Package);
+        let written =
+            |f: &CacheFile| f.path.join("graphs.mlpackage").metadata().unwrap().modified();
+        packages.map(|f| (f.path.clone(), written(&f).unwrap())).collect()
+    };
+    let mut runs = Vec::new();
+    for rows in [16, 16, 8] {
+        let mut devices = setup::on(&["npu:coreml"]);
+        devices.npu.core_ml = Some(Arc::new(Interpreter));
+        devices.npu.row_buckets = vec![1, rows];
+        devices.npu.attention = true;
+        let cache = Some(folder.clone());
+        let options = OpenOptions { devices, cache, context: Some(64), ..OpenOptions::default() };
+        let model = Model::open(&golden_dir("qwen3"), &options).unwrap();
+        let logits = conformance::golden::all_logits(&model, &golden("qwen3").input_ids).unwrap();
+        runs.push((kept(), conformance::golden::bits(&logits)));
+    }
+    assert!(runs[0].0.len() == 1 && runs[0] == runs[1], "the package is made anew");
+    assert_eq!(runs[2].0.len(), 2, "other rows are another package");
+    assert_eq!(folder.files().unwrap().iter().filter(|f| f.kind == CacheKind::Partial).count(), 0);
 }
 
 /// A sum of layers' results above what halves hold, as of the trained Gemma 3.

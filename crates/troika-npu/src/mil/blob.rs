@@ -20,6 +20,8 @@ pub(crate) struct Blobs {
     count: u32,
     /// Where the record of each begins.
     known: HashMap<String, u64>,
+    /// Of all that was written.
+    pub hasher: blake3::Hasher,
     /// The first error.
     failed: std::io::Result<()>,
 }
@@ -28,7 +30,8 @@ impl Blobs {
     pub fn create(path: &Path) -> std::io::Result<Blobs> {
         let mut file = BufWriter::new(File::create_new(path)?);
         file.write_all(&[0; RECORD])?;
-        Ok(Blobs { file, at: RECORD as u64, count: 0, known: HashMap::new(), failed: Ok(()) })
+        let (at, known, hasher) = (RECORD as u64, HashMap::new(), blake3::Hasher::new());
+        Ok(Blobs { file, at, count: 0, known, hasher, failed: Ok(()) })
     }
 
     /// Where a blob's record begins, if it is there.
@@ -48,6 +51,7 @@ impl Blobs {
         let is_half = matches!(element, DataType::I4 | DataType::U4) && !count.is_multiple_of(2);
         head[24] = if is_half { 4 } else { 0 };
         let behind = bytes.len().next_multiple_of(RECORD) - bytes.len();
+        self.hasher.update(&head).update(bytes);
         if self.failed.is_ok() {
             let all = [&head[..], bytes, &[0; RECORD][..behind]];
             self.failed = all.iter().try_for_each(|part| self.file.write_all(part));

@@ -192,7 +192,7 @@ pub fn write_package(
             files.add(&name, function, &outputs);
         }
     }
-    let [weight_bytes, program_bytes] = files.finish(&model.about)?;
+    let ([weight_bytes, program_bytes], _) = files.finish(&model.about)?;
     Ok(Package { weight_bytes, program_bytes, delegation: delegations })
 }
 
@@ -227,12 +227,17 @@ impl PackageFiles {
         self.functions.insert(name.into(), function);
     }
 
-    /// Puts the package at its place. Returns the bytes of its weights and of its program.
+    /// Puts the package at its place. Returns the bytes of its weights and of its program, and a hash
+    /// of both.
     ///
     /// # Errors
     /// Files that cannot be written.
-    pub fn finish(self, about: &BTreeMap<String, String>) -> Result<[u64; 2], PackageError> {
+    pub fn finish(
+        self,
+        about: &BTreeMap<String, String>,
+    ) -> Result<([u64; 2], blake3::Hash), PackageError> {
         let PackageFiles { out, beside, blobs, functions, described } = self;
+        let mut hasher = blobs.hasher.clone();
         let weight_bytes = blobs.finish().map_err(unwritten(&out))?;
         let metadata = Metadata {
             short_description: about.get("model").cloned().unwrap_or_default(),
@@ -255,7 +260,7 @@ impl PackageFiles {
         fs::write(files.join(ROOT).join("model.mlmodel"), &program).map_err(unwritten(&out))?;
         fs::write(files.join("Manifest.json"), manifest(&program)).map_err(unwritten(&out))?;
         fs::rename(files, &out).map_err(unwritten(&out))?;
-        Ok([weight_bytes, program.len() as u64])
+        Ok(([weight_bytes, program.len() as u64], hasher.update(&program).finalize()))
     }
 }
 

@@ -13,6 +13,10 @@ use crate::cache::hash::Record;
 const DIGITS: usize = 32;
 /// The ending of compiled graphs.
 const GRAPH: &str = ".graph";
+/// The ending of folders with a package of graphs.
+const PACKAGE: &str = ".package";
+/// What names of folders begin with in which a package is made.
+const BEGUN: &str = ".coreml-";
 /// The ending of what is known of devices.
 const DEVICE: &str = ".device";
 /// Hexadecimal digits that names of profiles end with.
@@ -27,6 +31,8 @@ pub enum CacheKind {
     Hash,
     /// A graph that an NPU's compiler has compiled.
     Graph,
+    /// A folder with a package of graphs and its compiled form. What it holds is known to who writes it.
+    Package,
     /// What is known of a device and its driver. What it holds is known to who writes it.
     Device,
     /// A profile of a model on devices, complete or begun. What it holds is known to who writes it.
@@ -42,6 +48,7 @@ impl CacheKind {
             CacheKind::Packed => "packed",
             CacheKind::Hash => "hash",
             CacheKind::Graph => "graph",
+            CacheKind::Package => "package",
             CacheKind::Device => "device",
             CacheKind::Profile => "profile",
             CacheKind::Partial => "partial",
@@ -89,7 +96,7 @@ impl CacheFile {
             CacheKind::Hash => self.hashed().map(drop),
             CacheKind::Graph => keyed(&self.path, GRAPH).map(drop),
             CacheKind::Device => keyed(&self.path, DEVICE).map(drop),
-            CacheKind::Profile | CacheKind::Partial => Ok(()),
+            CacheKind::Package | CacheKind::Profile | CacheKind::Partial => Ok(()),
         };
         // Another process may have removed it since the listing.
         checked.or_else(|why| match self.path.symlink_metadata() {
@@ -107,7 +114,7 @@ impl CacheFile {
             // that needs it.
             CacheKind::Graph => !begins_with_key(&self.path, GRAPH),
             CacheKind::Device => keyed(&self.path, DEVICE).is_err(),
-            CacheKind::Profile | CacheKind::Partial => false,
+            CacheKind::Package | CacheKind::Profile | CacheKind::Partial => false,
         }
     }
 }
@@ -152,8 +159,13 @@ impl CacheFolder {
         self.dir.join("hashes")
     }
 
+    /// Where compiled graphs are, and packages are made.
+    pub fn graphs(&self) -> PathBuf {
+        self.dir.join("graphs")
+    }
+
     fn graph_file(&self, key: &[u8]) -> PathBuf {
-        self.dir.join("graphs").join(keyed_name(key, GRAPH))
+        self.graphs().join(keyed_name(key, GRAPH))
     }
 
     fn device_file(&self, key: &[u8]) -> PathBuf {
@@ -174,6 +186,21 @@ impl CacheFolder {
     /// The folder cannot be written to.
     pub fn keep_graph(&self, key: &[u8; 32], bytes: &[u8]) -> Result<()> {
         self.keep_keyed(&self.graph_file(key), key, bytes)
+    }
+
+    /// Keeps a folder of [`CacheFolder::graphs`] with a package under its key, unless there is one.
+    /// Returns where it is then.
+    ///
+    /// # Errors
+    /// The folder cannot be renamed.
+    pub fn keep_package(&self, key: &[u8; 32], made: &Path) -> Result<PathBuf> {
+        let place = self.graphs().join(keyed_name(key, PACKAGE));
+        if !place.is_dir() {
+            std::fs::rename(made, &place)?;
+        }
+        touch(&place);
+        self.shrink(self.most, Some(&place))?;
+        Ok(place)
     }
 
     /// What is kept of a device under a name; `None` if nothing is.
@@ -218,7 +245,8 @@ impl CacheFolder {
         let folders = [
             (self.packed(), CacheKind::Packed),
             (self.hashes(), CacheKind::Hash),
-            (self.dir.join("graphs"), CacheKind::Graph),
+            (self.graphs(), CacheKind::Graph),
+            (self.graphs(), CacheKind::Package),
             (self.dir.join("devices"), CacheKind::Device),
             (self.profiles(), CacheKind::Profile),
         ];
@@ -335,15 +363,31 @@ fn file(entry: &DirEntry, kind: CacheKind) -> Option<CacheFile> {
     let name = path.file_name()?.to_str()?;
     let place = place_of(name);
     let named = is_named(place.unwrap_or(name), kind);
-    let kind = if place.is_some() { CacheKind::Partial } else { kind };
+    let is_begun = place.is_some() || name.starts_with(BEGUN);
     // For a link, looks at the link. Opening a pipe would wait for its other end.
     let links = kind == CacheKind::Packed;
     let meta = entry.metadata().ok()?;
-    if !named || !(meta.is_file() || links && meta.is_symlink()) {
+    let fits = match kind {
+        CacheKind::Package => meta.is_dir(),
+        _ => meta.is_file() || links && meta.is_symlink(),
+    };
+    if !named || !fits {
         return None;
     }
+    let kind = if is_begun { CacheKind::Partial } else { kind };
     let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    Some(CacheFile { path, kind, bytes: meta.len(), used })
+    let bytes = if meta.is_dir() { bytes_in(&path) } else { meta.len() };
+    Some(CacheFile { path, kind, bytes, used })
+}
+
+/// The bytes of all files in a folder.
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = |entry: DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => bytes_in(&entry.path()),
+        meta => meta.map_or(0, |meta| meta.len()),
+    };
+    entries.map(bytes).sum()
 }
 
 fn is_named(name: &str, kind: CacheKind) -> bool {
@@ -355,6 +399,7 @@ fn is_named(name: &str, kind: CacheKind) -> bool {
         CacheKind::Packed => hashed(".packed"),
         CacheKind::Hash => hashed(".json"),
         CacheKind::Graph => hashed(GRAPH),
+        CacheKind::Package => hashed(PACKAGE) || name.starts_with(BEGUN),
         CacheKind::Device => hashed(DEVICE),
         CacheKind::Profile => {
             let name = name.strip_suffix(".partial").unwrap_or(name);
@@ -366,7 +411,10 @@ fn is_named(name: &str, kind: CacheKind) -> bool {
 }
 
 fn remove(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
+    let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+    let removed =
+        if is_folder { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    match removed {
         Err(e) if e.kind() != ErrorKind::NotFound => {
             Err(std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))
         }
@@ -458,6 +506,26 @@ mod tests {
         std::fs::write(&file.path, "fine").unwrap();
         assert!(folder.of_device("gpu 1").is_err() && file.verify().is_err());
         assert_eq!(folder.prune(1000, &|_| false).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn packages_are_kept_as_folders() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = CacheFolder::new(dir.path()).within(1000);
+        let made = folder.graphs().join(".coreml-1");
+        add(&made, "graphs.mlpackage/Data/model", 600, 10);
+        let [begun] = folder.files().unwrap().try_into().unwrap();
+        assert_eq!((begun.kind, begun.bytes), (CacheKind::Partial, 600));
+        assert!(folder.prune(1000, &|_| false).unwrap().is_empty(), "it is being written");
+        let kept = folder.keep_package(&[1; 32], &made).unwrap();
+        add(&made, "graphs.mlpackage/Data/model", 600, 10);
+        assert_eq!(folder.keep_package(&[1; 32], &made).unwrap(), kept);
+        // The older one has no room beside it.
+        let other = folder.keep_package(&[2; 32], &made).unwrap();
+        let [file] = folder.files().unwrap().try_into().unwrap();
+        assert_eq!((file.path, file.kind, file.bytes), (other, CacheKind::Package, 600));
+        assert_eq!(folder.clear().unwrap().len(), 1);
+        assert!(!kept.exists() && folder.files().unwrap().is_empty());
     }
 
     #[test]

@@ -110,16 +110,20 @@ pub fn remove_leftovers(place: &Path) {
     }
 }
 
-/// Removes a partial file if it was abandoned. Returns whether it did.
+/// Removes a partial file or folder if it was abandoned. Returns whether it did. Folders have no lock.
 pub(crate) fn remove_abandoned(path: &Path) -> bool {
+    let is_old = || {
+        let changed = path.metadata().and_then(|m| m.modified());
+        changed.ok().and_then(|t| t.elapsed().ok()).is_some_and(|age| age > ABANDONED)
+    };
+    if path.is_dir() {
+        return is_old() && std::fs::remove_dir_all(path).is_ok();
+    }
     let Ok(file) = File::options().write(true).open(path) else { return false };
     let abandoned = match file.try_lock() {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => false,
-        Err(TryLockError::Error(_)) => {
-            let changed = file.metadata().and_then(|m| m.modified());
-            changed.ok().and_then(|t| t.elapsed().ok()).is_some_and(|age| age > ABANDONED)
-        }
+        Err(TryLockError::Error(_)) => is_old(),
     };
     // Removed under the lock, so that a process that just created it sees that it is gone.
     abandoned && std::fs::remove_file(path).is_ok()

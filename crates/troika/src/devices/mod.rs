@@ -7,7 +7,7 @@ pub mod weight_types;
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -367,6 +367,7 @@ fn open_core_ml(
     with: &Opening,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let NpuSettings { core_ml, row_buckets, rewrites, .. } = options.npu.clone();
+    let cache = with.gpu.kept().map(|kept| Arc::new(kept) as _);
     #[cfg(target_vendor = "apple")]
     let core_ml = core_ml.or_else(|| Some(Arc::new(npu::mil::AppleCoreMl::beside_packages())));
     let failed = |why: String| DeviceError::System { device: name.clone(), why };
@@ -375,8 +376,15 @@ fn open_core_ml(
     let usual = rewrites == Rewrites::default();
     let rewrites = if usual { Rewrites::of_core_ml() } else { rewrites };
     let (tracer, clock) = (with.tracer.clone(), with.clock);
-    let of =
-        CoreMlDeviceOptions { name: name.clone(), runtime, row_buckets, rewrites, tracer, clock };
+    let of = CoreMlDeviceOptions {
+        name: name.clone(),
+        runtime,
+        cache,
+        row_buckets,
+        rewrites,
+        tracer,
+        clock,
+    };
     let device = CoreMlDevice::open(of).map_err(|e| failed(e.to_string()))?;
     Ok(Arc::new(device))
 }
@@ -540,6 +548,15 @@ impl troika_npu::GraphCache for KeptOfDevices {
             let dir = self.folder.dir().display();
             self.notes.add(format!("compiled graphs are not kept in {dir} ({e})"));
         }
+    }
+
+    fn packages(&self) -> Option<PathBuf> {
+        let folder = self.folder.graphs();
+        std::fs::create_dir_all(&folder).ok().map(|()| folder)
+    }
+
+    fn keep_package(&self, key: &troika_npu::GraphKey, made: &Path) -> Option<PathBuf> {
+        self.folder.keep_package(&key.0, made).ok()
     }
 }
 
