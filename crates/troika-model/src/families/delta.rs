@@ -88,7 +88,7 @@ pub(super) fn qwen3_5(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     qwen_model(&b, norm, vec![layer; b.layers], true)
 }
 
-fn qwen_experts(f: Fields<'_>, source: &ConfigSource, tiled: bool) -> Result<ModelSpec> {
+pub(super) fn qwen_experts(f: Fields<'_>, source: &ConfigSource, tiled: bool) -> Result<ModelSpec> {
     let (b, attn, norm) = qwen(f, source)?;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(512);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(true);
@@ -97,14 +97,6 @@ fn qwen_experts(f: Fields<'_>, source: &ConfigSource, tiled: bool) -> Result<Mod
     moe.shared = Some(SharedExpert { inter: shared, gated: true, bias: false });
     let layers = layers(&b, &attn, &moe, dense_layers(&b)?)?;
     qwen_model(&b, norm, layers, tiled)
-}
-
-pub(super) fn qwen3_5_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    qwen_experts(f, source, true)
-}
-
-pub(super) fn qwen3_next(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    qwen_experts(f, source, false)
 }
 
 /// OLMo Hybrid: norms before the delta rule, but after attention; shares up to two.

@@ -126,7 +126,12 @@ pub(super) fn smollm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
 
 /// OLMo 2 and 3: norms after attention and feed-forward, and of whole queries and keys. OLMo 3 has
 /// windows.
-fn olmo(f: Fields<'_>, source: &ConfigSource, theta: f64, windows: bool) -> Result<ModelSpec> {
+pub(super) fn olmo(
+    f: Fields<'_>,
+    source: &ConfigSource,
+    theta: f64,
+    windows: bool,
+) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, theta, ..Defaults::default() })?;
     let window = f.or("sliding_window", Some(4096), Fields::window)?.filter(|_| windows);
     let sliding = b.sliding(|i| window.is_some() && !(i + 1).is_multiple_of(4))?;
@@ -136,14 +141,6 @@ fn olmo(f: Fields<'_>, source: &ConfigSource, theta: f64, windows: bool) -> Resu
     let mut layers = vec![layer; b.layers];
     b.ropes()?.give(&mut layers, &sliding, window);
     Ok(b.model(layers))
-}
-
-pub(super) fn olmo2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    olmo(f, source, 1e4, false)
-}
-
-pub(super) fn olmo3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
-    olmo(f, source, 5e5, true)
 }
 
 /// GLM-4: norms before and after, rope of neighbours on half of a head.

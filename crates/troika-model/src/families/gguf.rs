@@ -5,71 +5,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use troika_graph::{DType, blocks};
 
-use super::fields::{Result, bad, not_in_gguf, unsupported};
+use super::fields::{Result, bad, unsupported};
 use super::gguf_mixers::{HYBRIDS, delta_rule, hybrid, kimi_layers};
-use crate::spec::ModelSpec;
-use crate::spec::{Checkpoint, GgufMeta, GgufValue};
-
-/// Architectures, the families that read them, and whether their files permute q and k so that rope
-/// pairs adjacent elements (llama.cpp's "normal" rope).
-pub(super) const ARCHITECTURES: &[(&str, &str, bool)] = &[
-    ("llama", "llama", true),
-    ("internlm2", "internlm2", true),
-    ("qwen2", "qwen2", false),
-    ("qwen3", "qwen3", false),
-    ("qwen3moe", "qwen3_moe", false),
-    ("qwen2moe", "qwen2_moe", false),
-    ("olmoe", "olmoe", false),
-    ("phi2", "phi", false),
-    ("phi3", "phi3", false),
-    ("phimoe", "phimoe", false),
-    ("gemma", "gemma", false),
-    ("gemma2", "gemma2", false),
-    ("gemma3", "gemma3_text", false),
-    ("gemma3n", "gemma3n_text", false),
-    ("gemma4", "gemma4_text", false),
-    ("apertus", "apertus", false),
-    ("exaone4", "exaone4", false),
-    ("smollm3", "smollm3", true),
-    ("deepseek2", "deepseek_v2", true),
-    ("deepseek32", "deepseek_v32", true),
-    ("gpt-oss", "gpt_oss", false),
-    ("olmo2", "olmo2", false),
-    ("granite", "granite", true),
-    ("granitemoe", "granitemoe", true),
-    ("granite_swa", "granite_swa", true),
-    ("glm4", "glm4", false),
-    ("glm4moe", "glm4_moe", false),
-    ("ernie4_5", "ernie4_5", false),
-    ("ernie4_5-moe", "ernie4_5_moe", false),
-    ("hunyuan-dense", "hunyuan_v1_dense", false),
-    ("hy_v3", "hy_v3", false),
-    ("mistral3", "ministral3", true),
-    ("arcee", "arcee", true),
-    ("seed_oss", "seed_oss", false),
-    ("minimax-m2", "minimax_m2", false),
-    ("exaone-moe", "exaone_moe", false),
-    ("cohere2", "cohere2", false),
-    ("cohere2moe", "cohere2_moe", false),
-    ("dots1", "dots1", false),
-    ("afmoe", "afmoe", false),
-    ("mellum", "mellum", false),
-    ("laguna", "laguna", false),
-    ("mimo2", "mimo_v2_flash", false),
-    ("lfm2", "lfm2", false),
-    ("lfm2moe", "lfm2_moe", false),
-    ("granitehybrid", "granitemoehybrid", true),
-    ("falcon-h1", "falcon_h1", false),
-    ("nemotron", "nemotron", false),
-    ("nemotron_h", "nemotron_h", false),
-    ("nemotron_h_moe", "nemotron_h", false),
-    ("qwen3next", "qwen3_next", false),
-    ("qwen35", "qwen3_5", false),
-    ("qwen35moe", "qwen3_5_moe", false),
-    ("kimi-linear", "kimi_linear", true),
-    ("starcoder2", "starcoder2", false),
-    ("stablelm", "stablelm", false),
-];
+use crate::spec::{Checkpoint, GgufMeta, GgufValue, ModelSpec};
 
 /// Fields whose name changes but not their value.
 const RENAMED: &[(&str, &str)] = &[
@@ -149,22 +87,12 @@ fn uniform(key: &str, v: &GgufValue) -> Result<Value> {
     }
 }
 
-/// Whether rope pairs adjacent elements in files of this architecture.
-pub(super) fn interleaved(meta: &GgufMeta) -> bool {
-    ARCHITECTURES.iter().any(|a| Some(a.0) == meta.architecture() && a.2)
-}
-
-/// The family's name and its config fields.
+/// The config fields of a file, and its family: one of those whose architecture it has.
 pub(super) fn config(
+    mut family: &'static str,
     meta: &GgufMeta,
     files: &dyn Checkpoint,
 ) -> Result<(&'static str, Map<String, Value>)> {
-    let arch = meta.architecture().ok_or_else(|| not_in_gguf("general.architecture"))?;
-    let known = ARCHITECTURES.iter().find(|a| a.0 == arch);
-    let mut family = known.map(|a| a.1).ok_or_else(|| {
-        let all: Vec<&str> = ARCHITECTURES.iter().map(|a| a.0).collect();
-        unsupported(format!("GGUF architecture {arch:?}"), all.join(", "))
-    })?;
     let mut c = Map::new();
     for (from, to) in RENAMED {
         let Some(v) = meta.arch(from) else { continue };

@@ -7,8 +7,7 @@ use super::names::{
     Candidates, TensorNames, beside_queries, beside_weight, gate_rows, mamba_of, mamba_rows,
     packed_rows, whole,
 };
-use crate::spec::{Checkpoint, Recipe};
-use crate::spec::{Key, Layer, Mixer, ModelSpec, WeightRole};
+use crate::spec::{Checkpoint, Key, Layer, Mixer, ModelSpec, Recipe, WeightRole};
 
 pub(super) struct GgufNames {
     /// Layers with a separate gate; in others `ffn_up` holds gate and up (Phi-3).

@@ -8,8 +8,7 @@ use super::names::{
     Candidates, TensorNames, beside_queries, beside_weight, gate_rows, mamba_of, mamba_rows,
     packed_rows, whole,
 };
-use crate::spec::{Attn, Key, Layer, Mixer, ModelSpec, Moe, WeightRole};
-use crate::spec::{Cols, Recipe};
+use crate::spec::{Attn, Cols, Key, Layer, Mixer, ModelSpec, Moe, Recipe, WeightRole};
 
 /// Prefixes of the decoder's tensors: the usual one, none, and the ones of multimodal models.
 const PREFIXES: [&str; 5] =

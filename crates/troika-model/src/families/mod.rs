@@ -31,15 +31,14 @@ mod routed;
 
 use serde_json::Value;
 
-use crate::spec::ModelSpec;
-use crate::spec::{Checkpoint, GgufMeta, Packing};
+use crate::spec::{Checkpoint, GgufMeta, ModelSpec, Packing};
 
 pub use fields::ConfigError;
 pub use in_files::numbers_in_files;
 pub use names::{Candidates, TensorNames, needs_no_place};
 
 use base::ConfigSource;
-use fields::{Fields, Result, bad, missing, unsupported};
+use fields::{Fields, Result, bad, missing, not_in_gguf, unsupported};
 
 /// A model's description and the names of its tensors.
 pub struct DescribedModel {
@@ -58,80 +57,87 @@ const MAX_PARTS: usize = 1 << 18;
 
 type FamilyFn = fn(Fields<'_>, &ConfigSource) -> Result<ModelSpec>;
 
-/// Every supported `model_type` with the function that reads it.
-const FAMILIES: &[(&str, FamilyFn)] = &[
-    ("afmoe", routed::afmoe),
-    ("apertus", dense::apertus),
-    ("arcee", dense::arcee),
-    ("bailing_hybrid", delta::bailing_hybrid),
-    ("cohere2", cohere::cohere2),
-    ("cohere2_moe", cohere::cohere2_moe),
-    ("deepseek_v2", latent::deepseek_v2),
-    ("deepseek_v3", latent::deepseek_v3),
-    ("deepseek_v32", latent::deepseek_v32),
-    ("dots1", routed::dots1),
-    ("ernie4_5", dense::ernie4_5),
-    ("ernie4_5_moe", routed::ernie4_5_moe),
-    ("exaone4", dense::exaone4),
-    ("exaone_moe", routed::exaone_moe),
-    ("falcon_h1", hybrid::falcon_h1),
-    ("gemma", gemma::gemma),
-    ("gemma2", gemma::gemma2),
-    ("gemma3_text", gemma::gemma3),
-    ("gemma3n_text", gemma3n::gemma3n),
-    ("gemma4_text", gemma4::gemma4),
-    ("glm4", dense::glm4),
-    ("glm4_moe", routed::glm4_moe),
-    ("glm4_moe_lite", latent::glm4_moe_lite),
-    ("gpt_oss", moe::gpt_oss),
-    ("granite", granite::granite),
-    ("granite_swa", granite::granite_swa),
-    ("granitemoe", granite::granitemoe),
-    ("granitemoehybrid", hybrid::granitemoehybrid),
-    ("hunyuan_v1_dense", dense::hunyuan_v1_dense),
-    ("hy_v3", routed::hy_v3),
-    ("internlm2", dense::internlm2),
-    ("kimi_k2", latent::deepseek_v3),
-    ("kimi_linear", delta::kimi_linear),
-    ("laguna", routed::laguna),
-    ("lfm2", hybrid::lfm2),
-    ("lfm2_moe", hybrid::lfm2_moe),
-    ("lfm3", hybrid::lfm3),
-    ("llama", dense::llama),
-    ("mellum", routed::mellum),
-    ("mimo_v2_flash", routed::mimo_v2_flash),
-    ("minimax_m2", routed::minimax_m2),
-    ("ministral3", dense::ministral3),
-    ("mistral", dense::mistral),
-    ("mixtral", moe::mixtral),
-    ("nemotron", dense::nemotron),
-    ("nemotron_h", hybrid::nemotron_h),
-    ("olmo2", dense::olmo2),
-    ("olmo3", dense::olmo3),
-    ("olmo_hybrid", delta::olmo_hybrid),
-    ("olmoe", moe::olmoe),
-    ("phi", phi::phi),
-    ("phi3", phi::phi3),
-    ("phimoe", phi::phimoe),
-    ("qwen2", dense::qwen2),
-    ("qwen2_moe", moe::qwen2_moe),
-    ("qwen3", dense::qwen3),
-    ("qwen3_5", delta::qwen3_5),
-    ("qwen3_5_moe", delta::qwen3_5_moe),
-    ("qwen3_moe", moe::qwen3_moe),
-    ("qwen3_next", delta::qwen3_next),
-    ("seed_oss", dense::seed_oss),
-    ("smollm3", dense::smollm3),
-    ("solar_open", routed::solar_open),
-    ("stablelm", dense::stablelm),
-    ("starcoder2", dense::starcoder2),
-    ("test_recurrent", recurrent::test_recurrent),
-    ("youtu", latent::youtu),
+/// A family: its `model_type`, the function that reads it, the architectures of its GGUF files, and
+/// whether these permute q and k so that rope pairs adjacent elements (llama.cpp's "normal" rope).
+type Family = (&'static str, FamilyFn, &'static [&'static str], bool);
+
+/// Every supported family.
+const FAMILIES: &[Family] = &[
+    ("llama", dense::llama, &["llama"], true),
+    ("internlm2", dense::internlm2, &["internlm2"], true),
+    ("qwen2", dense::qwen2, &["qwen2"], false),
+    ("qwen3", dense::qwen3, &["qwen3"], false),
+    ("qwen3_moe", moe::qwen3_moe, &["qwen3moe"], false),
+    ("qwen2_moe", moe::qwen2_moe, &["qwen2moe"], false),
+    ("olmoe", moe::olmoe, &["olmoe"], false),
+    ("phi", phi::phi, &["phi2"], false),
+    ("phi3", phi::phi3, &["phi3"], false),
+    ("phimoe", phi::phimoe, &["phimoe"], false),
+    ("gemma", gemma::gemma, &["gemma"], false),
+    ("gemma2", gemma::gemma2, &["gemma2"], false),
+    ("gemma3_text", gemma::gemma3, &["gemma3"], false),
+    ("gemma3n_text", gemma3n::gemma3n, &["gemma3n"], false),
+    ("gemma4_text", gemma4::gemma4, &["gemma4"], false),
+    ("apertus", dense::apertus, &["apertus"], false),
+    ("exaone4", dense::exaone4, &["exaone4"], false),
+    ("smollm3", dense::smollm3, &["smollm3"], true),
+    ("deepseek_v2", latent::deepseek_v2, &["deepseek2"], true),
+    ("deepseek_v32", latent::deepseek_v32, &["deepseek32"], true),
+    ("gpt_oss", moe::gpt_oss, &["gpt-oss"], false),
+    ("olmo2", |f, source| dense::olmo(f, source, 1e4, false), &["olmo2"], false),
+    ("granite", granite::granite, &["granite"], true),
+    ("granitemoe", granite::granitemoe, &["granitemoe"], true),
+    ("granite_swa", granite::granite_swa, &["granite_swa"], true),
+    ("glm4", dense::glm4, &["glm4"], false),
+    ("glm4_moe", routed::glm4_moe, &["glm4moe"], false),
+    ("ernie4_5", dense::ernie4_5, &["ernie4_5"], false),
+    ("ernie4_5_moe", routed::ernie4_5_moe, &["ernie4_5-moe"], false),
+    ("hunyuan_v1_dense", dense::hunyuan_v1_dense, &["hunyuan-dense"], false),
+    ("hy_v3", routed::hy_v3, &["hy_v3"], false),
+    ("ministral3", dense::ministral3, &["mistral3"], true),
+    ("arcee", dense::arcee, &["arcee"], true),
+    ("seed_oss", dense::seed_oss, &["seed_oss"], false),
+    ("minimax_m2", routed::minimax_m2, &["minimax-m2"], false),
+    ("exaone_moe", routed::exaone_moe, &["exaone-moe"], false),
+    ("cohere2", cohere::cohere2, &["cohere2"], false),
+    ("cohere2_moe", cohere::cohere2_moe, &["cohere2moe"], false),
+    ("dots1", routed::dots1, &["dots1"], false),
+    ("afmoe", routed::afmoe, &["afmoe"], false),
+    ("mellum", routed::mellum, &["mellum"], false),
+    ("laguna", routed::laguna, &["laguna"], false),
+    ("mimo_v2_flash", routed::mimo_v2_flash, &["mimo2"], false),
+    ("lfm2", hybrid::lfm2, &["lfm2"], false),
+    ("lfm2_moe", hybrid::lfm2_moe, &["lfm2moe"], false),
+    ("granitemoehybrid", hybrid::granitemoehybrid, &["granitehybrid"], true),
+    ("falcon_h1", hybrid::falcon_h1, &["falcon-h1"], false),
+    ("nemotron", dense::nemotron, &["nemotron"], false),
+    ("nemotron_h", hybrid::nemotron_h, &["nemotron_h", "nemotron_h_moe"], false),
+    ("qwen3_next", |f, source| delta::qwen_experts(f, source, false), &["qwen3next"], false),
+    ("qwen3_5", delta::qwen3_5, &["qwen35"], false),
+    ("qwen3_5_moe", |f, source| delta::qwen_experts(f, source, true), &["qwen35moe"], false),
+    ("kimi_linear", delta::kimi_linear, &["kimi-linear"], true),
+    ("starcoder2", dense::starcoder2, &["starcoder2"], false),
+    ("stablelm", dense::stablelm, &["stablelm"], false),
+    ("bailing_hybrid", delta::bailing_hybrid, &[], false),
+    ("deepseek_v3", latent::deepseek_v3, &[], false),
+    ("glm4_moe_lite", latent::glm4_moe_lite, &[], false),
+    ("kimi_k2", latent::deepseek_v3, &[], false),
+    ("lfm3", hybrid::lfm3, &[], false),
+    ("mistral", dense::mistral, &[], false),
+    ("mixtral", moe::mixtral, &[], false),
+    ("olmo3", |f, source| dense::olmo(f, source, 5e5, true), &[], false),
+    ("olmo_hybrid", delta::olmo_hybrid, &[], false),
+    ("solar_open", routed::solar_open, &[], false),
+    ("test_recurrent", recurrent::test_recurrent, &[], false),
+    ("youtu", latent::youtu, &[], false),
 ];
 
 /// All `model_type`s that this build reads, but for those of its tests.
 pub fn supported() -> Vec<&'static str> {
-    FAMILIES.iter().map(|f| f.0).filter(|name| !name.starts_with("test_")).collect()
+    let names = FAMILIES.iter().map(|f| f.0).filter(|name| !name.starts_with("test_"));
+    let mut names: Vec<&str> = names.collect();
+    names.sort_unstable();
+    names
 }
 
 fn family(name: &str) -> Result<FamilyFn> {
@@ -200,8 +206,13 @@ pub fn from_config(config: &Value) -> Result<DescribedModel> {
 /// # Errors
 /// Those of [`from_config`].
 pub fn from_gguf(meta: &GgufMeta, files: &dyn Checkpoint) -> Result<DescribedModel> {
-    let (name, config) = gguf::config(meta, files)?;
-    let source = ConfigSource::Gguf { interleaved: gguf::interleaved(meta) };
+    let arch = meta.architecture().ok_or_else(|| not_in_gguf("general.architecture"))?;
+    let known = FAMILIES.iter().find(|f| f.2.contains(&arch)).ok_or_else(|| {
+        let all: Vec<&str> = FAMILIES.iter().flat_map(|f| f.2).copied().collect();
+        unsupported(format!("GGUF architecture {arch:?}"), all.join(", "))
+    })?;
+    let source = ConfigSource::Gguf { interleaved: known.3 };
+    let (name, config) = gguf::config(known.0, meta, files)?;
     let mut spec = family(name)?(Fields(&config), &source)?;
     spec.family = name.into();
     possible(&spec)?;
@@ -236,5 +247,6 @@ fn possible(spec: &ModelSpec) -> Result<()> {
 /// The name of a family in GGUF files.
 pub fn gguf_name(family: &str) -> &str {
     let family = if matches!(family, "mistral" | "mixtral") { "llama" } else { family };
-    gguf::ARCHITECTURES.iter().find(|of| of.1 == family).map_or(family, |of| of.0)
+    let known = FAMILIES.iter().find(|f| f.0 == family);
+    known.and_then(|f| f.2.first()).copied().unwrap_or(family)
 }
