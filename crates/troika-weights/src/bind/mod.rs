@@ -26,7 +26,7 @@ use crate::bind::cut::{CutError, aligned_with, convert, cut};
 use crate::bind::packed::{FoundPacked, Rounding};
 use crate::bind::scheme::{BindOptions, FloatType, Quant};
 use crate::bind::source::{ScaledNvfp4, ValueSource};
-use crate::error::WeightError;
+use crate::error::{WeightError, misfit, missing, no_memory, wrong_type};
 use crate::parallel;
 
 /// Number of weights searched at once. The next ones wait for these, so that files without the
@@ -97,12 +97,8 @@ fn all_used(bound: &[Bound], files: &dyn Checkpoint) -> Result<(), WeightError> 
             _ => values,
         };
         if sum < has {
-            return Err(WeightError::Shape {
-                file: files.origin(&b.tensor),
-                tensor: b.tensor.clone(),
-                found: format!("{:?}", tensor.shape),
-                need: format!("{sum} of its {has} values"),
-            });
+            let need = format!("{sum} of its {has} values");
+            return Err(misfit(files, &b.tensor, format!("{:?}", tensor.shape), need));
         }
     }
     Ok(())
@@ -201,32 +197,19 @@ impl Binder<'_> {
         let (mut rows, cols) = first.matrix();
         let mut parts: Vec<&[u8]> = vec![&first.bytes];
         for name in &recipe.below {
-            let tensor = self.files.tensor(name).ok_or_else(|| WeightError::Missing {
-                file: self.files.origin(name),
-                tensor: name.clone(),
-            })?;
+            let tensor = self.files.tensor(name);
+            let tensor = tensor.ok_or_else(|| missing(self.files.origin(name), name))?;
             if tensor.dtype != first.dtype || tensor.matrix().1 != cols {
-                return Err(WeightError::Shape {
-                    file: self.files.origin(name),
-                    tensor: name.clone(),
-                    found: format!("{} {:?}", tensor.dtype.name(), tensor.shape),
-                    need: format!(
-                        "{} and {cols} columns, as {}",
-                        first.dtype.name(),
-                        recipe.tensor
-                    ),
-                });
+                let found = format!("{} {:?}", tensor.dtype, tensor.shape);
+                let need = format!("{} and {cols} columns, as {}", first.dtype, recipe.tensor);
+                return Err(misfit(self.files, name, found, need));
             }
             rows += tensor.matrix().0;
             parts.push(&tensor.bytes);
         }
         let bytes = parts.concat();
         let out = aligned_with(bytes.len(), |out| out.copy_from_slice(&bytes));
-        let bytes = out.map_err(|e| WeightError::Memory {
-            file: self.files.origin(&recipe.tensor),
-            tensor: recipe.tensor.clone(),
-            bytes: e.bytes,
-        })?;
+        let bytes = out.map_err(|e| no_memory(self.files, &recipe.tensor, e))?;
         Ok(StoredTensor { dtype: first.dtype, shape: vec![rows, cols], bytes })
     }
 
@@ -265,22 +248,18 @@ impl Binder<'_> {
         if let Some(vector) = as_vector(&need, recipe, tensor) {
             return self.take(need, recipe, &vector);
         }
-        let file = || self.files.origin(&recipe.tensor);
-        let shape_error = || WeightError::Shape {
-            file: file(),
-            tensor: recipe.tensor.clone(),
-            found: format!("{:?}", tensor.shape),
-            need: match recipe.rows.iter().map(|rows| rows.end).max() {
+        let shape_error = || {
+            let need = match recipe.rows.iter().map(|rows| rows.end).max() {
                 Some(least) if recipe.cols.is_none() && !recipe.transpose => {
                     format!("at least {least} rows of {}", need.cols)
                 }
                 _ if recipe.is_whole() => format!("[{}, {}]", need.rows, need.cols),
                 _ => format!("[{}, {}] as a part of it", need.rows, need.cols),
-            },
+            };
+            misfit(self.files, &recipe.tensor, format!("{:?}", tensor.shape), need)
         };
         if tensor.dtype == DType::I32 {
-            let dtype = tensor.dtype.name().to_string();
-            return Err(WeightError::Type { file: file(), tensor: recipe.tensor.clone(), dtype });
+            return Err(wrong_type(self.files, &recipe.tensor, tensor.dtype.name()));
         }
         if recipe.result(rows, cols) != Some((need.rows, need.cols)) {
             return Err(shape_error());
@@ -292,11 +271,7 @@ impl Binder<'_> {
             let source = ValueSource::Cut { tensor: tensor.clone(), recipe: recipe.clone() };
             return Ok(Bound::new(need.key, shape(target), source, name));
         }
-        let no_memory = |e: OutOfMemory| WeightError::Memory {
-            file: file(),
-            tensor: recipe.tensor.clone(),
-            bytes: e.bytes,
-        };
+        let no_memory = |e: OutOfMemory| no_memory(self.files, &recipe.tensor, e);
         let piece = cut(tensor, recipe).map_err(|e| match e {
             CutError::Misfit => shape_error(),
             CutError::Memory(e) => no_memory(e),
@@ -306,7 +281,7 @@ impl Binder<'_> {
             if !factor.is_finite() || factor == 0.0 {
                 let why =
                     format!("the scale of {name} is {factor}, of which no weight can be made");
-                return Err(WeightError::Unsupported { file: file(), why });
+                return Err(WeightError::Unsupported { file: self.files.origin(&name), why });
             }
             let source = ValueSource::Scaled(ScaledNvfp4 { blocks: bytes, factor });
             return Ok(Bound::new(need.key, shape(DType::F4_G16), source, name));
@@ -325,8 +300,7 @@ fn not_found(
 ) -> WeightError {
     for r in candidates {
         if let Some(dtype) = files.unusable(&r.tensor) {
-            let (file, tensor) = (files.origin(&r.tensor), r.tensor.clone());
-            return WeightError::Type { file, tensor, dtype: dtype.to_string() };
+            return wrong_type(files, &r.tensor, dtype);
         }
     }
     let mut names: Vec<&str> = candidates.iter().map(|r| r.tensor.as_str()).collect();
@@ -345,5 +319,5 @@ fn not_found(
         let why = format!("it has {name}, but the config has no quantization_config that says how");
         return WeightError::Unsupported { file, why };
     }
-    WeightError::Missing { file: files.origin(""), tensor }
+    missing(files.origin(""), &tensor)
 }

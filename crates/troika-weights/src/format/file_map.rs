@@ -1,5 +1,6 @@
 //! Memory-mapped files, releasing their pages, and files inside this program.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -100,11 +101,17 @@ pub(crate) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
 }
 
 pub(crate) fn io_error(path: &Path, e: &std::io::Error) -> WeightError {
-    WeightError::Io { path: path.display().to_string(), why: e.to_string() }
+    WeightError::Other(format!("{}: {e}", path.display()))
 }
 
-pub(crate) fn damaged(path: &Path, why: impl Into<String>) -> WeightError {
-    WeightError::Damaged { file: path.display().to_string(), why: why.into() }
+pub(crate) fn damaged(path: &Path, why: impl Display) -> WeightError {
+    let file = path.display();
+    WeightError::Other(format!("{file} is damaged: {why}; download or convert it again"))
+}
+
+/// A folder that lacks a part of a model, or a file that is only a part of one.
+pub(crate) fn not_a_model(path: &Path, why: impl Display) -> WeightError {
+    WeightError::Other(format!("{} is not a model folder: {why}", path.display()))
 }
 
 impl AsRef<[u8]> for FileMap {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use troika_model::spec::{GgufMeta, GgufValue};
 
 use crate::error::WeightError;
-use crate::format::file_map::{FileMap, damaged, map_file};
+use crate::format::file_map::{FileMap, damaged, map_file, not_a_model};
 use crate::format::gguf::{foreign, parse};
 use crate::format::mapped::MappedFiles;
 
@@ -27,7 +27,7 @@ pub(crate) fn open(path: &Path) -> Result<(MappedFiles, GgufMeta), WeightError> 
     }
     if let Some(this @ 1..) = number(&meta, "split.no") {
         let why = format!("it is part {} of {parts}, give the first part", this.saturating_add(1));
-        return Err(WeightError::NotAModel { path: path.display().to_string(), why });
+        return Err(not_a_model(path, why));
     }
     for part in 2..=parts {
         let next = part_path(path, part, parts).ok_or_else(|| {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use troika_device::{WeightBytes, WeightOwner};
@@ -9,7 +10,7 @@ use troika_graph::DType;
 use troika_model::spec::{Checkpoint, RawTensor, StoredTensor};
 
 use crate::error::{WeightError, shown};
-use crate::format::file_map::FileMap;
+use crate::format::file_map::{FileMap, damaged};
 
 /// A checkpoint with tensors in mapped files.
 pub trait MappedCheckpoint: Checkpoint {
@@ -53,15 +54,15 @@ impl MappedFiles {
         range: Range<usize>,
     ) -> Result<(), WeightError> {
         let (Some(map), Some(file)) = (self.maps.last(), self.files.last()) else { return Ok(()) };
-        let damaged = |why: String| WeightError::Damaged { file: file.clone(), why };
+        let damaged = |why: &str| damaged(Path::new(file), why);
         let here = self.files.len() - 1;
         if let Some(there) = self.place(&name) {
             let (name, other) = (shown(&name), &self.files[there]);
-            return Err(damaged(format!("tensor {name} is in {other}, too")));
+            return Err(damaged(&format!("tensor {name} is in {other}, too")));
         }
         let owner: WeightOwner = map.clone();
-        let bytes = WeightBytes::new(owner, range)
-            .ok_or_else(|| damaged("a tensor lies past the end".into()))?;
+        let bytes = WeightBytes::new(owner, range);
+        let bytes = bytes.ok_or_else(|| damaged("a tensor lies past the end"))?;
         match dtype {
             Err(kind) => _ = self.other.insert(name, (RawTensor { kind, shape, bytes }, here)),
             Ok(dtype) => {

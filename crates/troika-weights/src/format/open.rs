@@ -8,7 +8,7 @@ use troika_model::files::{parse_json, read_small};
 use troika_model::spec::GgufMeta;
 
 use crate::error::WeightError;
-use crate::format::file_map::{FileMap, damaged, io_error};
+use crate::format::file_map::{FileMap, damaged, io_error, not_a_model};
 use crate::format::mapped::{MappedCheckpoint, MappedFiles};
 use crate::format::{gguf, gguf_files, safetensors};
 
@@ -40,10 +40,6 @@ pub struct ModelFiles {
     pub source: FileSource,
 }
 
-fn not_a_model(path: &Path, why: impl Into<String>) -> WeightError {
-    WeightError::NotAModel { path: path.display().to_string(), why: why.into() }
-}
-
 /// Opens a folder (with `config.json` and safetensors, or with one .gguf file) or a .gguf file.
 ///
 /// # Errors
@@ -69,9 +65,9 @@ pub fn open_inside(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, Weigh
 /// # Errors
 /// The bytes do not begin a GGUF file.
 pub fn open_start(name: &str, start: &[u8], len: u64) -> Result<Option<ModelFiles>, WeightError> {
-    let damaged = |why| WeightError::Damaged { file: name.into(), why };
+    let wrong = |why| damaged(Path::new(name), why);
     let len = usize::try_from(len).unwrap_or(usize::MAX);
-    let Some(header) = gguf::parse_start(start, len).map_err(damaged)? else { return Ok(None) };
+    let Some(header) = gguf::parse_start(start, len).map_err(wrong)? else { return Ok(None) };
     let mut files = MappedFiles::new(name.into());
     files.add_file(Arc::new(FileMap::inside(name, &[])));
     // Factors of positions are values, which are not there.

@@ -273,7 +273,12 @@ impl WeightStore {
         let wrong = |why: String| {
             // Why it was not written says more than that it is not there.
             let why = if unkept.is_empty() { why } else { unkept.join("; ") };
-            WeightError::Experts { path: path.display().to_string(), why }
+            WeightError::Other(format!(
+                "the experts do not fit into memory, and cannot be read from {} while running: \
+                 {why}; give --cache-dir a folder with room for them, or --expert-cache-mib enough \
+                 for all",
+                path.display()
+            ))
         };
         let found = Found::read(&path).map_err(wrong)?;
         let stored = |part: &ExpertPart| {

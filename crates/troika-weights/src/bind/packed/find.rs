@@ -7,7 +7,7 @@ use troika_model::spec::{Checkpoint, Packing, RawTensor, Recipe, ScaleBlock, Wei
 
 use super::codes::{self, Codes, Grid, Number, Order, ScaleKind, Steps, ZeroCodes, Zeros};
 use super::weight::{PackedWeight, Rounding};
-use crate::error::WeightError;
+use crate::error::{self, WeightError};
 
 /// A packed linear layer found in a checkpoint.
 pub(crate) struct FoundPacked {
@@ -97,8 +97,7 @@ impl Layer<'_> {
 
     /// A tensor does not fit others or the config.
     fn misfit(&self, part: &Part, need: String) -> WeightError {
-        let (file, tensor) = (self.files.origin(&part.name), part.name.clone());
-        WeightError::Shape { file, tensor, found: format!("{:?}", part.tensor.shape), need }
+        error::misfit(self.files, &part.name, format!("{:?}", part.tensor.shape), need)
     }
 
     fn part(&self, end: &str) -> Option<Part> {
@@ -106,9 +105,9 @@ impl Layer<'_> {
     }
 
     fn needed(&self, end: &str) -> Result<Part> {
-        let missing = || WeightError::Missing {
-            file: self.files.origin(&self.main.name),
-            tensor: format!("{}{end}, which {} needs", self.base, self.main.name),
+        let missing = || {
+            let tensor = format!("{}{end}, which {} needs", self.base, self.main.name);
+            error::missing(self.files.origin(&self.main.name), &tensor)
         };
         self.part(end).ok_or_else(missing)
     }
@@ -116,8 +115,7 @@ impl Layer<'_> {
     /// Checks a tensor's type and shape.
     fn check(&self, part: &Part, kinds: &[&str], shape: &[usize]) -> Result<()> {
         if !kinds.contains(&part.tensor.kind.as_str()) {
-            let (file, dtype) = (self.files.origin(&part.name), part.tensor.kind.clone());
-            return Err(WeightError::Type { file, tensor: part.name.clone(), dtype });
+            return Err(error::wrong_type(self.files, &part.name, &part.tensor.kind));
         }
         match part.tensor.shape == shape {
             true => Ok(()),
