@@ -29,7 +29,7 @@ pub fn around_experts(graph: &Subgraph) -> Result<AroundExperts, PartitionError>
     verify(graph)?;
     let is_experts = |i: &usize| matches!(graph.nodes[*i].op, Op::Experts(_));
     let Some(at) = (0..graph.nodes.len()).find(is_experts) else {
-        return Err(PartitionError::NoExperts { graph: graph.name.clone() });
+        return Err(no_experts(&graph.name));
     };
     let reads = |a: usize, b: usize| {
         graph.nodes[a].inputs.iter().any(|v| graph.nodes[b].outputs.contains(v))
@@ -61,6 +61,10 @@ pub fn around_experts(graph: &Subgraph) -> Result<AroundExperts, PartitionError>
     })
 }
 
+fn no_experts(graph: &str) -> PartitionError {
+    PartitionError::Ops(format!("{graph} has no experts to share out"))
+}
+
 /// The experts of a graph for rows that have chosen one each: as many rows as all pairs of a row
 /// and an expert. What it computes for a pair, with a weight of 1, is the pair's part of a sum.
 ///
@@ -69,7 +73,7 @@ pub fn around_experts(graph: &Subgraph) -> Result<AroundExperts, PartitionError>
 pub fn single_choices(graph: &Subgraph) -> Result<Subgraph, PartitionError> {
     let Piece { mut graph, .. } = around_experts(graph)?.experts;
     let [_, ids, weights] = graph.inputs[..] else {
-        return Err(PartitionError::NoExperts { graph: graph.name });
+        return Err(no_experts(&graph.name));
     };
     let choices = graph.value(ids).shape.row_len();
     for id in [ids, weights] {

@@ -5,8 +5,8 @@ use super::piece::{Piece, PieceBuilder};
 use super::take::Take;
 use crate::builder::SubgraphBuilder;
 use crate::dtype::DType;
-use crate::op::{ExpertGroup, Experts, Op};
-use crate::subgraph::{Node, Subgraph, ValueId};
+use crate::op::{ExpertGroup, Op};
+use crate::subgraph::{Subgraph, ValueId};
 use crate::verify::verify;
 use crate::weight::WeightRef;
 
@@ -23,10 +23,12 @@ pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, Partition
     verify(graph)?;
     let ops = graph.nodes.len();
     if let Some(&op) = after.iter().find(|op| **op >= ops.saturating_sub(1)) {
-        return Err(PartitionError::NoBoundary { graph: graph.name.clone(), op, ops });
+        let why = format!("{} has {ops} ops: it cannot be cut after op {op}", graph.name);
+        return Err(PartitionError::Ops(why));
     }
     if !after.is_sorted_by(|a, b| a < b) {
-        return Err(PartitionError::Order { graph: graph.name.clone() });
+        let why = format!("{}: ops to cut after are not in ascending order", graph.name);
+        return Err(PartitionError::Ops(why));
     }
     let starts = std::iter::once(0).chain(after.iter().map(|op| op + 1));
     let ends = after.iter().map(|op| op + 1).chain([ops]);
@@ -34,7 +36,7 @@ pub fn cut_at(graph: &Subgraph, after: &[usize]) -> Result<Vec<Piece>, Partition
     pieces.map(|(i, (start, end))| piece(graph, i, &(start..end).collect::<Vec<_>>())).collect()
 }
 
-/// The feed-forwards of some of the experts of a graph's [`Experts`], by their ids, each on
+/// The feed-forwards of some of the experts of a graph's [`crate::Experts`], by their ids, each on
 /// `capacity` rows: a graph with an [`ExpertGroup`] of a symbol of as many rows as all have.
 ///
 /// # Errors
@@ -45,14 +47,14 @@ pub fn expert_group(
     capacity: usize,
 ) -> Result<Subgraph, PartitionError> {
     verify(graph)?;
-    let missing = |expert: usize| PartitionError::NoExpert { graph: graph.name.clone(), expert };
-    let (node, e) = found(graph).ok_or_else(|| missing(experts.first().copied().unwrap_or(0)))?;
+    let first = experts.first().copied().unwrap_or(0);
+    let e = graph.experts().ok_or_else(|| missing(graph, first))?;
     if experts.is_empty() || capacity == 0 {
         let what = if experts.is_empty() { "number of a group's experts" } else { "capacity" };
         return Err(PartitionError::Zero { what });
     }
     if let Some(id) = experts.iter().find(|id| **id >= e.gate.len()) {
-        return Err(missing(*id));
+        return Err(missing(graph, *id));
     }
     let rows = experts.len().saturating_mul(capacity);
     let name = format!("{} [{} experts of {capacity} rows]", graph.name, experts.len());
@@ -61,14 +63,14 @@ pub fn expert_group(
         let some = experts.iter().filter_map(|id| list.get(*id));
         some.map(|w| b.weight(graph.weight(*w).clone())).collect()
     });
-    let cols = graph.value(node.inputs[0]).shape.row_len();
+    let cols = graph.weight(e.gate[0]).cols;
     let x = b.input("packed rows", cols, DType::F32);
     let y = b.op("expert rows", Op::ExpertGroup(ExpertGroup { experts: op, capacity }), &[x], cols);
     b.output(y);
     Ok(b.finish()?)
 }
 
-/// The feed-forward of one of the experts of a graph's [`Experts`], by its id, on `capacity` rows:
+/// The feed-forward of one of the experts of a graph's [`crate::Experts`], by its id, on `capacity` rows:
 /// as products of their own, which can be split by columns. The results have the same bits as
 /// [`expert_group`]'s.
 ///
@@ -80,11 +82,8 @@ pub fn expert_products(
     capacity: usize,
 ) -> Result<Subgraph, PartitionError> {
     verify(graph)?;
-    let missing = || PartitionError::NoExpert { graph: graph.name.clone(), expert };
-    let (node, e) = found(graph).ok_or_else(missing)?;
-    if expert >= e.gate.len() {
-        return Err(missing());
-    }
+    let e = graph.experts().filter(|e| expert < e.gate.len());
+    let e = e.ok_or_else(|| missing(graph, expert))?;
     if capacity == 0 {
         return Err(PartitionError::Zero { what: "capacity" });
     }
@@ -99,7 +98,7 @@ pub fn expert_products(
         let (activations, form) = (e.activations, None);
         b.op(name, Op::Linear { weight, bias, activations, form }, &[x], rows)
     };
-    let x = b.input("packed rows", graph.value(node.inputs[0]).shape.row_len(), DType::F32);
+    let x = b.input("packed rows", graph.weight(e.gate[expert]).cols, DType::F32);
     let gate = product(&mut b, "gate", x, [&e.gate, &e.gate_bias]);
     let up = product(&mut b, "up", x, [&e.up, &e.up_bias]);
     let inner = b.cols(gate);
@@ -109,12 +108,8 @@ pub fn expert_products(
     Ok(b.finish()?)
 }
 
-/// A graph's experts.
-fn found(graph: &Subgraph) -> Option<(&Node, &Experts)> {
-    graph.nodes.iter().find_map(|node| match &node.op {
-        Op::Experts(e) => Some((node, e)),
-        _ => None,
-    })
+fn missing(graph: &Subgraph, expert: usize) -> PartitionError {
+    PartitionError::Ops(format!("{} has no expert {expert} to compute in a group", graph.name))
 }
 
 /// The piece of some ops, in execution order. The first one also has the outputs of the graph that

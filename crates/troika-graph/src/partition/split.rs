@@ -44,36 +44,9 @@ pub struct Stage {
 /// Why a graph cannot be partitioned as requested.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PartitionError {
-    /// There is no op after the given one.
-    #[error("subgraph {graph} has {ops} ops: it cannot be cut after op {op}")]
-    NoBoundary {
-        /// Name of the graph.
-        graph: String,
-        /// The op after which to cut.
-        op: usize,
-        /// Number of ops in the graph.
-        ops: usize,
-    },
-    /// The ops to cut after are not in ascending order.
-    #[error("subgraph {graph}: ops to cut after are not in ascending order")]
-    Order {
-        /// Name of the graph.
-        graph: String,
-    },
-    /// The graph has no experts.
-    #[error("subgraph {graph} has no experts to share out")]
-    NoExperts {
-        /// Name of the graph.
-        graph: String,
-    },
-    /// The graph lacks an expert.
-    #[error("subgraph {graph} has no expert {expert} to compute in a group")]
-    NoExpert {
-        /// Name of the graph.
-        graph: String,
-        /// The expert.
-        expert: usize,
-    },
+    /// The graph of this name lacks an op, or the ops to cut after are out of order.
+    #[error("subgraph {0}")]
+    Ops(String),
     /// All shares are 0.
     #[error("no part has a share of the columns; give at least one of them a number above 0")]
     Shares,

@@ -63,8 +63,10 @@ impl<'l, 'a> Emit<'l, 'a> {
     }
 
     pub fn weight_key(&mut self, key: Key) -> Result<WeightRef> {
-        let shape =
-            (self.lowerer.weights)(key).ok_or_else(|| LowerError::Unbound(key.to_string()))?;
+        let shape = (self.lowerer.weights)(key).ok_or_else(|| {
+            let fault = "this is a fault in the family's tensor names";
+            LowerError::Spec(format!("weight {key} was not bound; {fault}"))
+        })?;
         let decl = WeightDecl::whole(key.to_string().into(), shape.rows, shape.cols, shape.dtype);
         Ok(self.graph.weight(decl))
     }

@@ -265,10 +265,7 @@ pub(super) type Result<T, E = LowerError> = std::result::Result<T, E>;
 /// Why a spec could not be lowered.
 #[derive(Debug, thiserror::Error)]
 pub enum LowerError {
-    /// A required weight was not bound.
-    #[error("weight {0} was not bound; this is a fault in the family's tensor names")]
-    Unbound(String),
-    /// An inconsistent spec.
+    /// An inconsistent spec, or a required weight that was not bound.
     #[error("{0}")]
     Spec(String),
     /// The resulting subgraph is malformed.
