@@ -70,8 +70,8 @@ pub fn expert_group(
     Ok(b.finish()?)
 }
 
-/// The feed-forward of one of the experts of a graph's [`crate::Experts`], by its id, on `capacity` rows:
-/// as products of their own, which can be split by columns. The results have the same bits as
+/// The feed-forward of one of the experts of a graph's [`crate::Experts`], by its id, on `capacity`
+/// rows: as products of their own, which can be split by columns. The results have the same bits as
 /// [`expert_group`]'s.
 ///
 /// # Errors

@@ -29,36 +29,27 @@ impl FloatType {
     }
 }
 
-/// Quantization of float weights at load.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Quant {
-    /// Weights keep the file's type.
-    #[default]
-    None,
-    /// Float matrices become bf16.
-    Bf16,
-    /// 8 bits, a scale per 32 ([`DType::Q8_0`]).
-    Q8,
-    /// 4 bits, with a scale and a zero point per 32 ([`DType::Q4_G32`]). The head has 8 bits, since
-    /// its errors reach the logits directly.
-    Q4,
-    /// The same with a scale and a zero point per 64 ([`DType::Q4_G64`]), as in MLX. Rows that are
-    /// no multiple of 64 have them per 32.
-    Q4By64,
+troika_model::named! {
+    /// Quantization of float weights at load.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Quant {
+        /// Weights keep the file's type.
+        #[default]
+        None = "none",
+        /// Float matrices become bf16.
+        Bf16 = "bf16",
+        /// 8 bits, a scale per 32 ([`DType::Q8_0`]).
+        Q8 = "q8",
+        /// 4 bits, with a scale and a zero point per 32 ([`DType::Q4_G32`]). The head has 8 bits,
+        /// since its errors reach the logits directly.
+        Q4 = "q4",
+        /// The same with a scale and a zero point per 64 ([`DType::Q4_G64`]), as in MLX. Rows that
+        /// are no multiple of 64 have them per 32.
+        Q4By64 = "q4-64",
+    }
 }
 
 impl Quant {
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Quant::None => "none",
-            Quant::Bf16 => "bf16",
-            Quant::Q8 => "q8",
-            Quant::Q4 => "q4",
-            Quant::Q4By64 => "q4-64",
-        }
-    }
-
     /// The type that a weight of type `dtype` becomes; `None`: it keeps its type.
     ///
     /// Norms, biases and the router are not quantized: they are small, and the router's choices are

@@ -22,37 +22,26 @@ const DEVICE: &str = ".device";
 /// Hexadecimal digits that names of profiles end with.
 const PROFILE_DIGITS: usize = 16;
 
-/// The kinds of files in the folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CacheKind {
-    /// Packed weights of a model.
-    Packed,
-    /// The remembered hash of a model's file.
-    Hash,
-    /// A graph that an NPU's compiler has compiled.
-    Graph,
-    /// A folder with a package of graphs and its compiled form. What it holds is known to who writes it.
-    Package,
-    /// What is known of a device and its driver. What it holds is known to who writes it.
-    Device,
-    /// A profile of a model on devices, complete or begun. What it holds is known to who writes it.
-    Profile,
-    /// A file that is being written, or was left behind by a process that ended.
-    Partial,
-}
-
-impl CacheKind {
-    /// The name for people.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CacheKind::Packed => "packed",
-            CacheKind::Hash => "hash",
-            CacheKind::Graph => "graph",
-            CacheKind::Package => "package",
-            CacheKind::Device => "device",
-            CacheKind::Profile => "profile",
-            CacheKind::Partial => "partial",
-        }
+troika_model::named! {
+    /// The kinds of files in the folder.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum CacheKind {
+        /// Packed weights of a model.
+        Packed = "packed",
+        /// The remembered hash of a model's file.
+        Hash = "hash",
+        /// A graph that an NPU's compiler has compiled.
+        Graph = "graph",
+        /// A folder with a package of graphs and its compiled form. What it holds is known to who
+        /// writes it.
+        Package = "package",
+        /// What is known of a device and its driver. What it holds is known to who writes it.
+        Device = "device",
+        /// A profile of a model on devices, complete or begun. What it holds is known to who writes
+        /// it.
+        Profile = "profile",
+        /// A file that is being written, or was left behind by a process that ended.
+        Partial = "partial",
     }
 }
 
