@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::cache::{Partial, touch};
-use crate::format::file_map::FileMap;
+use crate::format::file_map::{FileMap, read_at};
 use crate::parallel;
 
 /// Bytes of a piece.
@@ -128,11 +128,9 @@ pub(crate) fn of_map(
     if let Some(hash) = remembered(&record, &before) {
         return Ok((hash, Some(before)));
     }
-    let bytes = map.as_ref();
-    let pieces = bytes.len().div_ceil(PIECE);
-    let hashes = parallel::map(pieces, |i| {
-        let at = i * PIECE;
-        hash_piece(file, bytes, at..bytes.len().min(at + PIECE))
+    let len = map.as_ref().len();
+    let hashes = parallel::map(len.div_ceil(PIECE), |i| {
+        hash_piece(file, i * PIECE..len.min((i + 1) * PIECE))
     });
     let hash = combine(hashes.into_iter().collect::<std::io::Result<_>>()?);
     if Stamp::of(file)? != before {
@@ -154,25 +152,13 @@ fn remembered(record: &Path, now: &Stamp) -> Option<blake3::Hash> {
     hash
 }
 
-#[cfg(unix)]
-fn hash_piece(
-    file: &File,
-    _: &[u8],
-    range: std::ops::Range<usize>,
-) -> std::io::Result<blake3::Hash> {
-    use std::os::unix::fs::FileExt;
+fn hash_piece(file: &File, range: std::ops::Range<usize>) -> std::io::Result<blake3::Hash> {
     let mut bytes = vec![0; range.len()];
-    file.read_exact_at(&mut bytes, range.start as u64)?;
+    if read_at(file, range.start as u64, &mut bytes)? < bytes.len() {
+        let eof = std::io::ErrorKind::UnexpectedEof;
+        return Err(std::io::Error::new(eof, "failed to fill whole buffer"));
+    }
     Ok(blake3::hash(&bytes))
-}
-
-#[cfg(not(unix))]
-fn hash_piece(
-    _: &File,
-    all: &[u8],
-    range: std::ops::Range<usize>,
-) -> std::io::Result<blake3::Hash> {
-    Ok(blake3::hash(&all[range]))
 }
 
 #[cfg(test)]

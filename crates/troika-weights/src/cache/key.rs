@@ -11,7 +11,7 @@ use troika_model::spec::Recipe;
 
 use crate::bind::bound::Bound;
 use crate::bind::packed::codes::{Steps, Zeros};
-use crate::bind::packed::{PackedWeight, Rounding};
+use crate::bind::packed::{PackedWeight, Parts, Rounding};
 use crate::bind::source::ValueSource;
 
 /// Must change whenever reading or cutting weights (`cut`, `packed`, `source`, or dequantizing
@@ -109,7 +109,7 @@ impl Encoder {
     }
 
     fn packed(&mut self, weight: &PackedWeight) {
-        let PackedWeight { codes, number, scales, zeros, .. } = weight;
+        let Parts { codes, number, scales, zeros, group, index } = &weight.parts;
         self.number(codes.order as u64);
         self.number(*number as u64);
         self.number(scales.kind as u64);
@@ -127,8 +127,8 @@ impl Encoder {
                 self.steps(zeros.steps);
             }
         }
-        self.size(weight.group);
-        self.number(u64::from(weight.index.is_some()));
+        self.size(*group);
+        self.number(u64::from(index.is_some()));
         self.ranges(&weight.taken);
         self.number(u64::from(weight.transpose));
         self.number(u64::from(matches!(weight.rounding, Rounding::Values(_))));
@@ -175,13 +175,16 @@ mod tests {
         let eight = Steps { share: 8, row: 8, group: 16 };
         let of_zeros = if awq { eight } else { steps };
         let zeros = ZeroCodes { bytes: words(4), bits: 4, steps: of_zeros, awq, less_one };
-        let weight = PackedWeight {
+        let parts = Parts {
             codes: Codes { bytes: words(128), bits: 4, order, n: 16, k: 64 },
             number: Number::Unsigned,
             scales: Grid { kind: ScaleKind::F16, bytes, steps },
             zeros: Zeros::Codes(zeros),
             group,
             index: None,
+        };
+        let weight = PackedWeight {
+            parts,
             taken: std::iter::once(0..16).collect(),
             transpose: false,
             rounding: Rounding::None,

@@ -13,6 +13,7 @@ use troika_device::lock;
 use super::io::{Done, Target};
 #[cfg(target_os = "linux")]
 use super::ring::Ring;
+use crate::format::file_map::read_at;
 
 /// Threads that read, where there is no io_uring: as many as keep a disk busy.
 const THREADS: usize = 4;
@@ -175,27 +176,6 @@ impl Drop for Threads {
             let _ = thread.join();
         }
     }
-}
-
-/// Reads until the room is full or the file ends.
-fn read_at(file: &File, offset: u64, room: &mut [u8]) -> Result<usize> {
-    let mut at = 0;
-    while at < room.len() {
-        let (from, to) = (offset + at as u64, &mut room[at..]);
-        #[cfg(unix)]
-        let read = std::os::unix::fs::FileExt::read_at(file, to, from);
-        #[cfg(windows)]
-        let read = std::os::windows::fs::FileExt::seek_read(file, to, from);
-        match read {
-            Ok(0) => break,
-            Ok(bytes) => at += bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            // What lies behind a page that is not whole cannot be read directly.
-            Err(e) if at > 0 && e.kind() == std::io::ErrorKind::InvalidInput => break,
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(at)
 }
 
 /// Bytes a second that a file is read with, by a few reads past the system's cache; `None` where

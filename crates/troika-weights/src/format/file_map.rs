@@ -100,6 +100,27 @@ pub(crate) fn map_file(path: &Path) -> Result<FileMap, WeightError> {
     Ok(FileMap::new(path, file, map))
 }
 
+/// Reads until the room is full or the file ends.
+pub(crate) fn read_at(file: &File, offset: u64, room: &mut [u8]) -> std::io::Result<usize> {
+    let mut at = 0;
+    while at < room.len() {
+        let (from, to) = (offset + at as u64, &mut room[at..]);
+        #[cfg(unix)]
+        let read = std::os::unix::fs::FileExt::read_at(file, to, from);
+        #[cfg(windows)]
+        let read = std::os::windows::fs::FileExt::seek_read(file, to, from);
+        match read {
+            Ok(0) => break,
+            Ok(bytes) => at += bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            // What lies behind a page that is not whole cannot be read directly.
+            Err(e) if at > 0 && e.kind() == std::io::ErrorKind::InvalidInput => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(at)
+}
+
 pub(crate) fn io_error(path: &Path, e: &std::io::Error) -> WeightError {
     WeightError::Other(format!("{}: {e}", path.display()))
 }

@@ -6,7 +6,7 @@ use troika_graph::DType;
 use troika_model::spec::{Checkpoint, Packing, RawTensor, Recipe, ScaleBlock, WeightRequirement};
 
 use super::codes::{self, Codes, Grid, Number, Order, ScaleKind, Steps, ZeroCodes, Zeros};
-use super::weight::{PackedWeight, Rounding};
+use super::weight::{PackedWeight, Parts, Rounding};
 use crate::error::{self, WeightError};
 
 /// A packed linear layer found in a checkpoint.
@@ -68,16 +68,6 @@ impl Part {
     fn size(&self, from_last: usize) -> usize {
         self.tensor.shape.iter().rev().nth(from_last).copied().unwrap_or(0)
     }
-}
-
-/// What a format makes of its tensors.
-struct Parts {
-    codes: Codes,
-    number: Number,
-    scales: Grid,
-    zeros: Zeros,
-    group: usize,
-    index: Option<WeightBytes>,
 }
 
 struct Layer<'a> {
@@ -309,8 +299,8 @@ impl Layer<'_> {
 
     /// Checks the numbers of the layer, and says what it becomes.
     fn finish(self, parts: Parts) -> Result<FoundPacked> {
-        let Parts { codes, number, scales, zeros, group, index } = parts;
-        let (n, k, recipe) = (codes.n, codes.k, self.recipe);
+        let (n, k, recipe) = (parts.codes.n, parts.codes.k, self.recipe);
+        let (number, groups) = (parts.number, k.div_ceil(parts.group.max(1)));
         if number != Number::E2M1
             && (recipe.cols.is_some() || (recipe.transpose && number != Number::E4M3))
         {
@@ -330,20 +320,8 @@ impl Layer<'_> {
         }
         let (transpose, rounding) = (recipe.transpose, Rounding::None);
         let values = n.saturating_mul(k);
-        let mut weight = PackedWeight {
-            codes,
-            number,
-            scales,
-            zeros,
-            group,
-            index,
-            taken,
-            transpose,
-            rounding,
-            values,
-        };
+        let mut weight = PackedWeight { parts, taken, transpose, rounding, values };
         weight.narrow();
-        let groups = k.div_ceil(group.max(1));
         let lost = self.lost_in_scales(&weight, groups)?;
         let same = exact(&weight, groups).filter(|_| lost < 1e-3);
         let dtype = match same {
@@ -379,15 +357,16 @@ impl Layer<'_> {
     /// one.
     fn lost_in_scales(&self, weight: &PackedWeight, groups: usize) -> Result<f32> {
         let (mut lost, mut seen) = (0f32, None);
+        let Parts { number, scales, zeros, .. } = &weight.parts;
         for n in weight.taken.iter().flat_map(|r| r.clone()) {
             // Blocks and whole matrices share their scales.
-            let shared = n / weight.scales.steps.share;
+            let shared = n / scales.steps.share;
             if seen.replace(shared) == Some(shared) {
                 continue;
             }
             for g in 0..groups {
-                let scale = weight.scales.at(n, g);
-                let bias = match &weight.zeros {
+                let scale = scales.at(n, g);
+                let bias = match zeros {
                     Zeros::Biases(biases) => biases.at(n, g),
                     _ => 0.0,
                 };
@@ -400,7 +379,7 @@ impl Layer<'_> {
                     )));
                 }
                 let error = |x: f32| (f16::from_f32(x).to_f32() - x).abs() / x.abs().max(1e-30);
-                if weight.number != Number::E2M1 {
+                if *number != Number::E2M1 {
                     lost = lost.max(error(scale)).max(error(bias));
                 }
             }
@@ -411,16 +390,17 @@ impl Layer<'_> {
 
 /// The type of blocks that holds the same values, if there is one.
 fn exact(weight: &PackedWeight, groups: usize) -> Option<DType> {
-    if weight.index.is_some() || weight.transpose {
+    let Parts { codes, number, zeros, group, index, .. } = &weight.parts;
+    if index.is_some() || weight.transpose {
         return None;
     }
     let lengths = [DType::Q4_G128, DType::Q4_G64, DType::Q4_G32];
-    let four = lengths.into_iter().find(|d| weight.group.is_multiple_of(d.block_len()))?;
+    let four = lengths.into_iter().find(|d| group.is_multiple_of(d.block_len()))?;
     let centered = || {
         let mut outputs = weight.taken.iter().flat_map(|r| r.clone());
-        outputs.all(|n| (0..groups).all(|g| weight.zeros.at(n, g) == 128))
+        outputs.all(|n| (0..groups).all(|g| zeros.at(n, g) == 128))
     };
-    match (weight.number, weight.codes.bits, &weight.zeros) {
+    match (number, codes.bits, zeros) {
         (Number::E2M1, ..) => Some(DType::MXFP4),
         (Number::Unsigned, 4, Zeros::Biases(_)) => Some(DType::Q4_1),
         (Number::Unsigned, 4, _) => Some(four),

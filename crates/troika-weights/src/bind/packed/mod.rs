@@ -18,7 +18,7 @@ mod find;
 mod weight;
 
 pub(crate) use find::{FoundPacked, find};
-pub(crate) use weight::{PackedWeight, Rounding};
+pub(crate) use weight::{PackedWeight, Parts, Rounding};
 
 #[cfg(test)]
 mod tests;

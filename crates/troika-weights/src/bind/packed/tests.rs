@@ -3,7 +3,7 @@ use troika_graph::DType;
 use troika_model::lower::WeightShape;
 
 use super::codes::{Codes, Grid, Number, Order, ScaleKind, Steps, ZeroCodes, Zeros};
-use super::{PackedWeight, Rounding};
+use super::{PackedWeight, Parts, Rounding};
 
 /// One group of 32 inputs and eight outputs with the given zero points.
 fn zeros_of(less_one: bool, zeros: u32) -> Vec<u8> {
@@ -13,13 +13,16 @@ fn zeros_of(less_one: bool, zeros: u32) -> Vec<u8> {
         Codes { bytes: words(4 * 8, 0x7654_3210), bits: 4, order: Order::Inputs, n: 8, k: 32 };
     let steps = Steps { share: 1, row: 1, group: 8 };
     let zeros = ZeroCodes { bytes: words(1, zeros), bits: 4, steps, awq: false, less_one };
-    let weight = PackedWeight {
+    let parts = Parts {
         codes,
         number: Number::Unsigned,
         scales: Grid { kind: ScaleKind::F32, bytes, steps },
         zeros: Zeros::Codes(zeros),
         group: 32,
         index: None,
+    };
+    let weight = PackedWeight {
+        parts,
         taken: std::iter::once(0..8).collect(),
         transpose: false,
         rounding: Rounding::None,

@@ -24,9 +24,9 @@ pub(crate) enum Rounding {
     Values(DType),
 }
 
-/// A linear layer's tensors.
+/// What a format makes of a linear layer's tensors.
 #[derive(Clone, Debug)]
-pub(crate) struct PackedWeight {
+pub(crate) struct Parts {
     pub codes: Codes,
     pub number: Number,
     pub scales: Grid,
@@ -35,6 +35,12 @@ pub(crate) struct PackedWeight {
     pub group: usize,
     /// The group of each input, if groups are not runs of adjacent inputs.
     pub index: Option<WeightBytes>,
+}
+
+/// A linear layer, or a part of it.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedWeight {
+    pub parts: Parts,
     /// The selected outputs.
     pub taken: Vec<Range<usize>>,
     /// Whether the selection is transposed.
@@ -47,8 +53,8 @@ pub(crate) struct PackedWeight {
 impl PackedWeight {
     /// The bytes of its tensors.
     pub fn tensors(&self) -> Vec<&WeightBytes> {
-        let more = [self.zeros.bytes(), self.index.as_ref()];
-        [&self.codes.bytes, &self.scales.bytes]
+        let more = [self.parts.zeros.bytes(), self.parts.index.as_ref()];
+        [&self.parts.codes.bytes, &self.parts.scales.bytes]
             .into_iter()
             .chain(more.into_iter().flatten())
             .collect()
@@ -59,16 +65,16 @@ impl PackedWeight {
     pub fn narrow(&mut self) -> Option<()> {
         let first = self.taken.iter().map(|r| r.start).min()?;
         let end = self.taken.iter().map(|r| r.end).max()?;
-        let biases = match &mut self.zeros {
+        let biases = match &mut self.parts.zeros {
             Zeros::Fixed(_) => None,
             Zeros::Biases(biases) => Some(biases),
             _ => return None,
         };
-        if self.codes.order != Order::Rows || self.scales.steps.share != 1 {
+        if self.parts.codes.order != Order::Rows || self.parts.scales.steps.share != 1 {
             return None;
         }
-        self.codes = self.codes.part(first..end)?;
-        for grid in [&mut self.scales].into_iter().chain(biases) {
+        self.parts.codes = self.parts.codes.part(first..end)?;
+        for grid in [&mut self.parts.scales].into_iter().chain(biases) {
             *grid = grid.part(first..end)?;
         }
         self.taken.iter_mut().for_each(|r| *r = r.start - first..r.end - first);
@@ -76,7 +82,8 @@ impl PackedWeight {
     }
 
     fn group_of(&self, k: usize) -> usize {
-        self.index.as_ref().map_or_else(|| k / self.group, |index| codes::word(index, k) as usize)
+        let index = self.parts.index.as_ref();
+        index.map_or_else(|| k / self.parts.group, |index| codes::word(index, k) as usize)
     }
 
     /// Some rows of the weight as blocks of the shape's type, and whether all values are finite.
@@ -91,7 +98,7 @@ impl PackedWeight {
         if outputs.len() != fits {
             return None;
         }
-        let levels = self.number.levels();
+        let levels = self.parts.number.levels();
         let mut finite = true;
         let made = aligned_with(rows.len().checked_mul(row_bytes)?, |out| {
             if self.transpose {
@@ -100,8 +107,8 @@ impl PackedWeight {
             }
             let tiles = outputs.chunks(TILE).zip(out.chunks_mut((TILE * row_bytes).max(1)));
             for (outputs, out) in tiles {
-                let codes = self.codes.unpacked(outputs);
-                let each = outputs.iter().zip(codes.chunks_exact(self.codes.k));
+                let codes = self.parts.codes.unpacked(outputs);
+                let each = outputs.iter().zip(codes.chunks_exact(self.parts.codes.k));
                 for ((n, codes), out) in each.zip(out.chunks_exact_mut(row_bytes)) {
                     match self.rounding {
                         Rounding::Values(_) => {
@@ -123,9 +130,9 @@ impl PackedWeight {
         outputs: &[usize],
         out: &mut [u8],
     ) -> bool {
-        let codes = self.codes.unpacked(outputs);
-        let all = outputs.iter().zip(codes.chunks_exact(self.codes.k));
-        let levels = self.number.levels();
+        let codes = self.parts.codes.unpacked(outputs);
+        let all = outputs.iter().zip(codes.chunks_exact(self.parts.codes.k));
+        let levels = self.parts.number.levels();
         let all: Vec<Vec<f32>> = all.map(|(n, codes)| self.floats(&levels, *n, codes)).collect();
         let row_bytes = out.len() / rows.len().max(1);
         let each = rows.zip(out.chunks_exact_mut(row_bytes.max(1)));
@@ -137,12 +144,13 @@ impl PackedWeight {
 
     /// The values of an output.
     fn floats(&self, levels: &Levels, n: usize, codes: &[u8]) -> Vec<f32> {
-        let groups = self.codes.k.div_ceil(self.group.max(1));
-        let shift = |g: usize| match &self.zeros {
+        let Parts { scales, zeros, group, .. } = &self.parts;
+        let groups = self.parts.codes.k.div_ceil((*group).max(1));
+        let shift = |g: usize| match zeros {
             Zeros::Biases(grid) => (0.0, grid.at(n, g)),
             zeros => (f32::from(zeros.at(n, g)), 0.0),
         };
-        let of_group: Vec<_> = (0..groups).map(|g| (self.scales.at(n, g), shift(g))).collect();
+        let of_group: Vec<_> = (0..groups).map(|g| (scales.at(n, g), shift(g))).collect();
         let value = |(k, code): (usize, &u8)| {
             let (scale, (zero, bias)) = of_group[self.group_of(k)];
             scale * (levels.0[usize::from(*code)] - zero) + bias
@@ -155,20 +163,20 @@ impl PackedWeight {
         let blocks = codes.chunks_exact(dtype.block_len());
         let blocks = blocks.zip(out.chunks_exact_mut(dtype.block_bytes()));
         for (b, (codes, out)) in blocks.enumerate() {
-            let g = b * dtype.block_len() / self.group;
-            let scale = f16::from_f32(self.scales.at(n, g)).to_le_bytes();
+            let g = b * dtype.block_len() / self.parts.group;
+            let scale = f16::from_f32(self.parts.scales.at(n, g)).to_le_bytes();
             let (head, values) = match dtype {
                 DType::MXFP4 => out.split_at_mut(1),
                 DType::Q8_0 => out.split_at_mut(2),
                 DType::Q4_1 => out.split_at_mut(4),
                 _ => out.split_at_mut(3),
             };
-            match &self.zeros {
+            match &self.parts.zeros {
                 Zeros::Biases(biases) => {
                     head[..2].copy_from_slice(&scale);
                     head[2..].copy_from_slice(&f16::from_f32(biases.at(n, g)).to_le_bytes());
                 }
-                _ if dtype == DType::MXFP4 => head[0] = self.scales.byte(n, g),
+                _ if dtype == DType::MXFP4 => head[0] = self.parts.scales.byte(n, g),
                 zeros => {
                     head[..2].copy_from_slice(&scale);
                     head[2..].fill(zeros.at(n, g));
@@ -176,7 +184,7 @@ impl PackedWeight {
             }
             if dtype == DType::Q8_0 {
                 // A zero of 128 is that of a signed byte.
-                let flip = if self.number == Number::Unsigned { 128 } else { 0 };
+                let flip = if self.parts.number == Number::Unsigned { 128 } else { 0 };
                 values.iter_mut().zip(codes).for_each(|(v, code)| *v = code ^ flip);
                 continue;
             }
