@@ -1,6 +1,6 @@
 //! Which types the matrices of a file have: llama-quantize's choices.
 
-use troika_graph::DType;
+use troika_graph::DType::{self, *};
 use troika_model::spec::{ModelSpec, WeightRequirement, WeightRole};
 
 /// The types of a model's matrices, as llama-quantize chooses them for a kind of file.
@@ -12,18 +12,18 @@ pub struct WeightMix {
 
 /// Files with names of their own. For others the name is that of the type.
 const MIXES: [WeightMix; 12] = [
-    WeightMix { name: "Q2_K_S", base: DType::Q2_K },
-    WeightMix { name: "Q3_K_S", base: DType::Q3_K },
-    WeightMix { name: "Q3_K_M", base: DType::Q3_K },
-    WeightMix { name: "Q3_K_L", base: DType::Q3_K },
-    WeightMix { name: "Q4_K_S", base: DType::Q4_K },
-    WeightMix { name: "Q4_K_M", base: DType::Q4_K },
-    WeightMix { name: "Q5_K_S", base: DType::Q5_K },
-    WeightMix { name: "Q5_K_M", base: DType::Q5_K },
-    WeightMix { name: "IQ2_M", base: DType::IQ2_S },
-    WeightMix { name: "IQ3_XS", base: DType::IQ3_S },
-    WeightMix { name: "IQ3_M", base: DType::IQ3_S },
-    WeightMix { name: "MXFP4_MOE", base: DType::MXFP4 },
+    WeightMix { name: "Q2_K_S", base: Q2_K },
+    WeightMix { name: "Q3_K_S", base: Q3_K },
+    WeightMix { name: "Q3_K_M", base: Q3_K },
+    WeightMix { name: "Q3_K_L", base: Q3_K },
+    WeightMix { name: "Q4_K_S", base: Q4_K },
+    WeightMix { name: "Q4_K_M", base: Q4_K },
+    WeightMix { name: "Q5_K_S", base: Q5_K },
+    WeightMix { name: "Q5_K_M", base: Q5_K },
+    WeightMix { name: "IQ2_M", base: IQ2_S },
+    WeightMix { name: "IQ3_XS", base: IQ3_S },
+    WeightMix { name: "IQ3_M", base: IQ3_S },
+    WeightMix { name: "MXFP4_MOE", base: MXFP4 },
 ];
 
 impl From<DType> for WeightMix {
@@ -56,9 +56,9 @@ impl WeightMix {
     /// The type of a weight. Vectors and, beside quantized matrices, routers are bf16.
     pub(crate) fn type_of(self, need: &WeightRequirement, spec: &ModelSpec) -> DType {
         match need.key.role {
-            _ if need.rows == 1 => DType::BF16,
+            _ if need.rows == 1 => BF16,
             _ if !self.base.is_quantized() => self.base,
-            WeightRole::Router => DType::BF16,
+            WeightRole::Router => BF16,
             WeightRole::Head => fitting(self.head(need.cols), need.cols),
             WeightRole::Embed if spec.tied => fitting(self.head(need.cols), need.cols),
             WeightRole::Embed => fitting(self.embedding(), need.cols),
@@ -69,25 +69,20 @@ impl WeightMix {
     /// The type of a head, and of an embedding that is the head, too.
     fn head(self, cols: usize) -> DType {
         match self.base {
-            _ if self.name == "MXFP4_MOE" => DType::Q8_0,
-            base if !cols.is_multiple_of(base.block_len()) => DType::Q8_0,
-            DType::Q8_0 => DType::Q8_0,
-            DType::IQ1_S
-            | DType::IQ1_M
-            | DType::IQ2_XXS
-            | DType::IQ2_XS
-            | DType::IQ2_S
-            | DType::IQ3_XXS => DType::Q5_K,
-            _ => DType::Q6_K,
+            _ if self.name == "MXFP4_MOE" => Q8_0,
+            base if !cols.is_multiple_of(base.block_len()) => Q8_0,
+            Q8_0 => Q8_0,
+            IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS => Q5_K,
+            _ => Q6_K,
         }
     }
 
     fn embedding(self) -> DType {
         match self.base {
-            _ if self.name == "MXFP4_MOE" => DType::Q8_0,
-            DType::IQ1_S | DType::IQ1_M | DType::IQ2_XXS | DType::IQ2_XS => DType::Q2_K,
-            DType::IQ2_S | DType::IQ3_XXS => DType::IQ3_S,
-            DType::TQ1_0 | DType::TQ2_0 | DType::Q2_0 => DType::Q4_K,
+            _ if self.name == "MXFP4_MOE" => Q8_0,
+            IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS => Q2_K,
+            IQ2_S | IQ3_XXS => IQ3_S,
+            TQ1_0 | TQ2_0 | Q2_0 => Q4_K,
             base => base,
         }
     }
@@ -95,10 +90,6 @@ impl WeightMix {
 
 /// A type whose blocks divide rows of `cols`.
 fn fitting(dtype: DType, cols: usize) -> DType {
-    use DType::{
-        F16, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, Q2_0, Q2_K,
-        Q3_K, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q8_0, TQ1_0, TQ2_0,
-    };
     let fits = |d: &DType| cols.is_multiple_of(d.block_len());
     let less = match dtype {
         IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S | IQ4_XS => IQ4_NL,
@@ -152,17 +143,11 @@ impl Choice {
     }
 
     fn dtype(&self) -> DType {
-        use DType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS};
         use WeightRole as R;
         let is_expert = matches!(self.role, R::ExpertGate | R::ExpertUp | R::ExpertDown);
         match self.mix.base {
-            _ if self.mix.name == "MXFP4_MOE" => {
-                if is_expert {
-                    DType::MXFP4
-                } else {
-                    DType::Q8_0
-                }
-            }
+            _ if self.mix.name == "MXFP4_MOE" && is_expert => MXFP4,
+            _ if self.mix.name == "MXFP4_MOE" => Q8_0,
             IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S => self.of_two_bits(),
             _ => match self.role {
                 R::V => self.value(),
@@ -179,16 +164,16 @@ impl Choice {
     fn of_two_bits(&self) -> DType {
         use WeightRole as R;
         let base = self.mix.base;
-        let finer = if base == DType::IQ2_S { DType::IQ3_S } else { DType::Q2_K };
+        let finer = if base == IQ2_S { IQ3_S } else { Q2_K };
         match self.role {
-            R::V if self.shares || self.experts >= 4 => DType::Q4_K,
+            R::V if self.shares || self.experts >= 4 => Q4_K,
             R::V => finer,
-            R::K if self.experts == 8 => DType::Q4_K,
+            R::K if self.experts == 8 => Q4_K,
             R::Down | R::ExpertDown if self.is_early() => finer,
-            R::O if self.experts == 8 => DType::Q5_K,
+            R::O if self.experts == 8 => Q5_K,
             R::O => match base {
-                DType::IQ1_S | DType::IQ1_M => DType::IQ2_XXS,
-                DType::IQ2_S => DType::IQ3_S,
+                IQ1_S | IQ1_M => IQ2_XXS,
+                IQ2_S => IQ3_S,
                 _ => base,
             },
             _ => base,
@@ -196,7 +181,6 @@ impl Choice {
     }
 
     fn value(&self) -> DType {
-        use DType::{IQ3_XXS, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
         if self.experts == 8 {
             return Q8_0;
         }
@@ -216,15 +200,14 @@ impl Choice {
 
     fn query_or_key(&self) -> DType {
         match self.mix.name {
-            _ if self.experts == 8 && self.role == WeightRole::K => DType::Q8_0,
-            "IQ3_XS" => DType::IQ3_XXS,
-            "IQ3_XXS" => DType::IQ2_S,
+            _ if self.experts == 8 && self.role == WeightRole::K => Q8_0,
+            "IQ3_XS" => IQ3_XXS,
+            "IQ3_XXS" => IQ2_S,
             _ => self.mix.base,
         }
     }
 
     fn down(&self) -> DType {
-        use DType::{Q3_K, Q4_K, Q5_K, Q6_K};
         let of_eight = self.experts == 8 && self.gets_more_bits();
         match self.mix.name {
             "Q2_K" => Q3_K,
@@ -240,7 +223,6 @@ impl Choice {
     }
 
     fn output(&self) -> DType {
-        use DType::{IQ3_S, Q3_K, Q4_K, Q5_K};
         const FINER_OF_EIGHT: [&str; 11] = [
             "Q2_K", "IQ3_XS", "IQ3_XXS", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ3_S",
             "IQ3_M", "IQ4_XS",
@@ -259,7 +241,7 @@ impl Choice {
     fn gate_or_up(&self) -> DType {
         let (eighth, last) = (self.layers / 8, 7 * self.layers / 8);
         match self.mix.name {
-            "IQ3_XS" if (eighth..last).contains(&self.layer) => DType::IQ3_XXS,
+            "IQ3_XS" if (eighth..last).contains(&self.layer) => IQ3_XXS,
             _ => self.mix.base,
         }
     }
