@@ -7,16 +7,8 @@ use serde_json::{Map, Value, json};
 /// is tied, and the other fields as the text of an object without its braces.
 struct Preset(&'static str, &'static str, [u32; 8], f64, bool, &'static str);
 
-const FIELDS: [&str; 8] = [
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-];
+const FIELDS: &str = "num_hidden_layers hidden_size num_attention_heads num_key_value_heads \
+    head_dim intermediate_size vocab_size max_position_embeddings";
 
 const EPS_5: &str = r#""rms_norm_eps": 1e-5"#;
 const LLAMA3_ROPE: &str = r#""rms_norm_eps": 1e-5, "rope_scaling": {
@@ -77,7 +69,7 @@ pub fn config(name: &str) -> Option<Value> {
     let preset = PRESETS.iter().find(|preset| preset.0 == name)?;
     let Preset(_, model_type, numbers, theta, tied, others) = *preset;
     let mut config: Map<String, Value> = serde_json::from_str(&format!("{{{others}}}")).ok()?;
-    for (field, number) in FIELDS.into_iter().zip(numbers).filter(|(_, n)| *n > 0) {
+    for (field, number) in FIELDS.split(' ').zip(numbers).filter(|(_, n)| *n > 0) {
         config.insert(field.to_string(), number.into());
     }
     config.insert("model_type".to_string(), model_type.into());

@@ -2,14 +2,8 @@
 
 use serde_json::{Map, Value};
 
-const SIZES: [&str; 6] = [
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-];
+const SIZES: &str = "vocab_size hidden_size intermediate_size num_hidden_layers \
+    num_attention_heads num_key_value_heads";
 
 /// Values for [`SIZES`]; 0 key/value heads mean as many as heads.
 const CLASSES: &[(&str, [u32; 6])] = &[
@@ -42,9 +36,9 @@ const CLASSES: &[(&str, [u32; 6])] = &[
 pub(super) fn fill(name: &str, config: &Map<String, Value>, nested: bool) -> Map<String, Value> {
     let mut filled = config.clone();
     let Some((_, sizes)) = CLASSES.iter().find(|c| c.0 == name) else { return filled };
-    for (field, &size) in SIZES.iter().zip(sizes) {
-        if size > 0 && (nested || *field == "num_key_value_heads") {
-            filled.entry(*field).or_insert(size.into());
+    for (field, &size) in SIZES.split(' ').zip(sizes) {
+        if size > 0 && (nested || field == "num_key_value_heads") {
+            filled.entry(field).or_insert(size.into());
         }
     }
     filled

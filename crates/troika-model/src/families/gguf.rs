@@ -138,28 +138,18 @@ pub(super) fn config(
 
 /// Tensors whose presence describes the model. One with an unsupported type must not count as
 /// absent, since the model would then run but give wrong output.
-const TELLING: [&str; 10] = [
-    "output.weight",
-    "output.bias",
-    "blk.0.attn_q.bias",
-    "blk.0.attn_k.bias",
-    "blk.0.attn_v.bias",
-    "blk.0.attn_output.bias",
-    "blk.0.ffn_down.bias",
-    "rope_freqs.weight",
-    "rope_factors_long.weight",
-    "rope_factors_short.weight",
-];
+const TELLING: &str = "output.weight output.bias blk.0.attn_q.bias blk.0.attn_k.bias \
+    blk.0.attn_v.bias blk.0.attn_output.bias blk.0.ffn_down.bias rope_freqs.weight \
+    rope_factors_long.weight rope_factors_short.weight";
 
 fn refuse_unusable(files: &dyn Checkpoint) -> Result<()> {
-    for name in TELLING {
+    for name in TELLING.split(' ') {
         if let Some(kind) = files.unusable(name) {
             let supported = "F32, F16, BF16 and the block types of the documentation";
             return Err(unsupported(format!("tensor {name} of type {kind}"), supported));
         }
     }
-    let factors = TELLING.iter().filter(|name| name.starts_with("rope_"));
-    for &name in factors {
+    for name in TELLING.split(' ').filter(|name| name.starts_with("rope_")) {
         if files.tensor(name).is_some() && floats(files, name).is_none() {
             return Err(unsupported(format!("tensor {name}"), "up to 65536 factors in F32"));
         }
@@ -177,7 +167,7 @@ fn refuse_numbers(meta: &GgufMeta) -> Result<()> {
             GgufValue::Float(n) if own && !n.is_finite() => {
                 return Err(bad(key, n, "not a finite number"));
             }
-            GgufValue::Str(text) if own && NUMBERS.iter().any(|n| key.ends_with(n)) => {
+            GgufValue::Str(text) if own && NUMBERS.split(' ').any(|n| key.ends_with(n)) => {
                 return Err(bad(key, format!("{text:?}"), "not a number"));
             }
             _ => {}
@@ -187,17 +177,9 @@ fn refuse_numbers(meta: &GgufMeta) -> Result<()> {
 }
 
 /// Suffixes of keys with numeric values.
-const NUMBERS: [&str; 9] = [
-    ".rope.freq_base",
-    ".rope.freq_base_swa",
-    ".rope.dimension_count",
-    ".rope.scaling.factor",
-    ".rope.scaling.attn_factor",
-    ".rope.scaling.original_context_length",
-    ".rope.scaling.yarn_log_multiplier",
-    ".attention.key_length",
-    ".attention.value_length",
-];
+const NUMBERS: &str = ".rope.freq_base .rope.freq_base_swa .rope.dimension_count \
+    .rope.scaling.factor .rope.scaling.attn_factor .rope.scaling.original_context_length \
+    .rope.scaling.yarn_log_multiplier .attention.key_length .attention.value_length";
 
 /// Only latent attention has keys and values of different widths.
 fn refuse_widths(meta: &GgufMeta, family: &str) -> Result<()> {
@@ -455,7 +437,8 @@ fn by_tensors(
         "deepseek_v2" if meta.integer("expert_count").unwrap_or(0) == 0 => "youtu",
         other => other,
     };
-    if FROM_TENSORS.contains(&family) {
+    let from_tensors = FROM_TENSORS.split(' ').any(|known| known == family);
+    if from_tensors {
         let kind = |i| json!(if is_sparse(i) { "sparse" } else { "dense" });
         c.insert("mlp_layer_types".into(), (0..layers).map(kind).collect());
         c.insert("use_qk_norm".into(), json!(has("blk.0.attn_q_norm.weight")));
@@ -483,7 +466,7 @@ fn by_tensors(
         let name = if function == Some(1) { "softmax" } else { "sigmoid" };
         c.insert("expert_selection_fn".into(), json!(name));
     } else if let Some(other) = function.filter(|f| *f != expected)
-        && FROM_TENSORS.contains(&family)
+        && from_tensors
     {
         return Err(unsupported(format!("expert_gating_func {other}"), expected.to_string()));
     }
@@ -491,21 +474,8 @@ fn by_tensors(
 }
 
 /// Families with sparse layers where the file has routers.
-const FROM_TENSORS: [&str; 13] = [
-    "deepseek_v3",
-    "deepseek_v32",
-    "glm4_moe",
-    "ernie4_5_moe",
-    "hy_v3",
-    "minimax_m2",
-    "exaone_moe",
-    "cohere2_moe",
-    "dots1",
-    "afmoe",
-    "kimi_linear",
-    "laguna",
-    "mimo_v2_flash",
-];
+const FROM_TENSORS: &str = "deepseek_v3 deepseek_v32 glm4_moe ernie4_5_moe hy_v3 minimax_m2 \
+    exaone_moe cohere2_moe dots1 afmoe kimi_linear laguna mimo_v2_flash";
 
 /// Layers with a window have a rope of their own, which is not scaled.
 fn ropes_by_kind(family: &str, meta: &GgufMeta, c: &mut Map<String, Value>) {

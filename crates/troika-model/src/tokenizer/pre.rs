@@ -85,13 +85,8 @@ fn patterns(name: &str) -> Option<&'static [&'static str]> {
         "ufakzeka" => &[UFAKZEKA],
         "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" | "exaone" | "minerva-7b"
         | "mellum2" => &[r"\p{N}", GPT2],
-        "gpt-4o"
-        | "llama4"
-        | "o200k"
-        | "kanana2"
-        | "talkie"
-        | "minimax-m2"
-        | "granite-embed-multi-97m" => &[GPT4O],
+        "gpt-4o" | "llama4" | "o200k" | "kanana2" | "talkie" | "minimax-m2" => &[GPT4O],
+        "granite-embed-multi-97m" => &[GPT4O],
         "tiny_aya" | "cohere2moe" => &[r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O],
         "tekken" => &[TEKKEN],
         "deepseek-llm" => DEEPSEEK,
@@ -118,21 +113,11 @@ fn patterns(name: &str) -> Option<&'static [&'static str]> {
 /// A pre-tokenizer by its name; `None` for unknown names.
 pub(super) fn find(name: &str) -> Option<Pre> {
     let patterns = patterns(name)?;
-    let llama = matches!(
-        name,
-        "llama-bpe"
-            | "llama3"
-            | "llama-v3"
-            | "falcon3"
-            | "falcon-h1"
-            | "pixtral"
-            | "midm-2.0"
-            | "lfm2"
-            | "jina-v5-nano"
-            | "tekken"
-    );
-    let others = ["glm4", "glm5", "minicpm5", "youtu", "granite-embed-multi-97m"];
-    let (whole_words, adds_bos) = (llama || others.contains(&name), llama || name == "chameleon");
+    let listed = |list: &str| list.split(' ').any(|known| known == name);
+    let llama = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano";
+    let llama = listed(llama) || name == "tekken";
+    let whole_words = llama || listed("glm4 glm5 minicpm5 youtu granite-embed-multi-97m");
+    let adds_bos = llama || name == "chameleon";
     let composed = matches!(name, "qwen2" | "qwen35");
     Some(Pre { patterns, whole_words, composed, adds_bos })
 }

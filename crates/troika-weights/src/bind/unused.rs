@@ -15,20 +15,8 @@ use crate::error::shown;
 const CODES: [&str; 4] = ["qweight", "weight_packed", "weight", "_blocks"];
 /// What the names of tensors end with that belong to it. Scales of inputs are for devices that
 /// compute in the checkpoint's own format.
-const COMPANIONS: [&str; 12] = [
-    "qzeros",
-    "scales",
-    "biases",
-    "g_idx",
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-    "input_scale",
-    "input_global_scale",
-    "_scales",
-];
+const COMPANIONS: &str = "qzeros scales biases g_idx weight_scale weight_scale_inv weight_shape \
+    weight_zero_point weight_g_idx input_scale input_global_scale _scales";
 
 /// Parts of names of a head that predicts several tokens.
 const HEADS: [&str; 3] = ["eh_proj", "nextn.", "mtp."];
@@ -106,7 +94,8 @@ fn left_over<'a>(
     let base = |name: &'a str| CODES.iter().find_map(|end| name.strip_suffix(end));
     used.extend(packed.filter_map(|b| base(&b.tensor)));
     let of_packed = |name: &str| {
-        COMPANIONS.iter().any(|p| name.strip_suffix(p).is_some_and(|base| used.contains(base)))
+        let mut bases = COMPANIONS.split(' ').filter_map(|end| name.strip_suffix(end));
+        bases.any(|base| used.contains(base))
     };
     // Those of NVFP4 in GGUF files.
     let nvfp4 = bound.iter().filter(|b| matches!(b.shape.dtype, DType::NVFP4 | DType::F4_G16));

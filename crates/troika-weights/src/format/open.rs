@@ -81,18 +81,13 @@ pub fn open_start(name: &str, start: &[u8], len: u64) -> Result<Option<ModelFile
 /// The files that a model of this path is read from, as far as they are there: of a folder its
 /// configs and weights, of a .gguf file all parts. Other files of the folder are somebody else's.
 pub fn files_of_model(path: &Path) -> Vec<PathBuf> {
-    const CONFIGS: [&str; 5] = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-    ];
+    const CONFIGS: &str = "config.json generation_config.json tokenizer.json \
+        tokenizer_config.json chat_template.jinja";
     const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".gguf"];
     let name = |p: &Path| p.file_name().map(|n| n.to_string_lossy().into_owned());
     if path.is_dir() {
         let read = |n: String| {
-            CONFIGS.contains(&n.as_str()) || WEIGHTS.iter().any(|ending| n.ends_with(ending))
+            CONFIGS.split(' ').any(|c| c == n) || WEIGHTS.iter().any(|ending| n.ends_with(ending))
         };
         return files_of(path, |p| name(p).is_some_and(read));
     }
