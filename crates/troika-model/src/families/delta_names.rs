@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::names::{Candidates, whole};
-use crate::spec::{DeltaRule, Recipe, WeightRole};
+use crate::spec::{DeltaRule, Recipe, WeightRole, WeightRole as W};
 
 /// The part of a projection or convolution that holds queries, keys or values.
 fn part(d: &DeltaRule, role: WeightRole) -> Range<usize> {
     match role {
-        WeightRole::Q => 0..d.keys(),
-        WeightRole::K => d.keys()..2 * d.keys(),
+        W::Q => 0..d.keys(),
+        W::K => d.keys()..2 * d.keys(),
         _ => 2 * d.keys()..2 * d.keys() + d.values(),
     }
 }
@@ -19,13 +19,13 @@ fn by_key_head(d: &DeltaRule, role: WeightRole) -> Recipe {
     let each = d.value_heads / d.key_heads.max(1);
     let values = each * d.value_dim;
     let (tensor, group, rows) = match role {
-        WeightRole::Beta => ("in_proj_ba", 2 * each, 0..each),
-        WeightRole::Decay => ("in_proj_ba", 2 * each, each..2 * each),
+        W::Beta => ("in_proj_ba", 2 * each, 0..each),
+        W::Decay => ("in_proj_ba", 2 * each, each..2 * each),
         _ => {
             let start = match role {
-                WeightRole::Q => 0,
-                WeightRole::K => d.key_dim,
-                WeightRole::V => 2 * d.key_dim,
+                W::Q => 0,
+                W::K => d.key_dim,
+                W::V => 2 * d.key_dim,
                 _ => 2 * d.key_dim + values,
             };
             let len = if start < 2 * d.key_dim { d.key_dim } else { values };
@@ -38,7 +38,6 @@ fn by_key_head(d: &DeltaRule, role: WeightRole) -> Recipe {
 
 /// The names in Hugging Face checkpoints; `None`: this role's are those of all layers.
 pub(super) fn hf(d: &DeltaRule, role: WeightRole, index: usize) -> Option<Candidates> {
-    use WeightRole as W;
     let names: &[&str] = match role {
         W::Q => &["q_proj.weight"],
         W::K => &["k_proj.weight"],
@@ -77,9 +76,9 @@ pub(super) fn hf(d: &DeltaRule, role: WeightRole, index: usize) -> Option<Candid
 /// The role of the values that a convolution is for.
 fn of_taps(index: usize) -> (WeightRole, &'static str) {
     match index {
-        0 => (WeightRole::Q, "q"),
-        1 => (WeightRole::K, "k"),
-        _ => (WeightRole::V, "v"),
+        0 => (W::Q, "q"),
+        1 => (W::K, "k"),
+        _ => (W::V, "v"),
     }
 }
 
@@ -97,7 +96,6 @@ fn hf_taps(d: &DeltaRule, index: usize) -> Candidates {
 
 /// The same in GGUF files.
 pub(super) fn gguf(d: &DeltaRule, role: WeightRole, index: usize) -> Option<Candidates> {
-    use WeightRole as W;
     let qkv =
         |name: &str| vec![Recipe::whole(name), Recipe::rows("attn_qkv.weight", part(d, role))];
     let both = || Recipe { tensor: "ssm_ba.weight".into(), ..by_key_head(d, role) };

@@ -8,7 +8,9 @@ use super::names::{
     Candidates, TensorNames, beside_queries, beside_weight, gate_rows, mamba_of, mamba_rows,
     packed_rows, whole,
 };
-use crate::spec::{Attn, Cols, Key, Layer, Mixer, ModelSpec, Moe, Recipe, WeightRole};
+use crate::spec::{
+    Attn, Cols, Key, Layer, Mixer, ModelSpec, Moe, Recipe, WeightRole, WeightRole as W,
+};
 
 /// Prefixes of the decoder's tensors: the usual one, none, and the ones of multimodal models.
 const PREFIXES: [&str; 5] =
@@ -27,7 +29,7 @@ impl TensorNames for HfNames {
             return biases;
         }
         let mut all = self.places(spec, key);
-        let is_norm = [WeightRole::AttnPre, WeightRole::FfnPre, WeightRole::FinalNorm];
+        let is_norm = [W::AttnPre, W::FfnPre, W::FinalNorm];
         if spec.family == "nemotron" && is_norm.contains(&key.role) {
             all.iter_mut().for_each(|recipe| recipe.plus_one = true);
         }
@@ -77,18 +79,18 @@ fn outer(spec: &ModelSpec, key: Key) -> Candidates {
     let i = key.index.unwrap_or(0);
     let (to, from) = (format!("altup_projections.{i}"), format!("altup_unembed_projections.{i}"));
     let names: &str = match key.role {
-        WeightRole::Embed => "embed_tokens tok_embeddings embeddings word_embeddings",
-        WeightRole::FinalNorm => "norm final_layernorm embedding_norm norm_f",
-        WeightRole::Head => return modules("lm_head output language_model.lm_head"),
-        WeightRole::PerLayerEmbed => "embed_tokens_per_layer",
-        WeightRole::PerLayerIn => "per_layer_model_projection",
-        WeightRole::PerLayerInNorm => "per_layer_projection_norm",
-        WeightRole::AltIn => &to,
-        WeightRole::AltOut => &from,
+        W::Embed => "embed_tokens tok_embeddings embeddings word_embeddings",
+        W::FinalNorm => "norm final_layernorm embedding_norm norm_f",
+        W::Head => return modules("lm_head output language_model.lm_head"),
+        W::PerLayerEmbed => "embed_tokens_per_layer",
+        W::PerLayerIn => "per_layer_model_projection",
+        W::PerLayerInNorm => "per_layer_projection_norm",
+        W::AltIn => &to,
+        W::AltOut => &from,
         _ => return Vec::new(),
     };
     // Rows behind those of tokens are for pictures and sounds.
-    let tables = [WeightRole::Embed, WeightRole::PerLayerEmbed];
+    let tables = [W::Embed, W::PerLayerEmbed];
     let cut = spec.altup.is_some() && tables.contains(&key.role);
     PREFIXES
         .iter()
@@ -111,7 +113,6 @@ struct One<'a> {
 
 impl One<'_> {
     fn recipes(&self, role: WeightRole) -> Candidates {
-        use WeightRole as W;
         if let Some(Mixer::DeltaRule(d)) = &self.layer.mixer
             && let Some(all) = delta_names::hf(d, role, self.index)
         {
@@ -142,7 +143,6 @@ impl One<'_> {
 
     /// Norms around mixers and feed-forwards.
     fn norm(&self, role: WeightRole) -> Option<Candidates> {
-        use WeightRole as W;
         // In models with a norm after attention, that norm has the name of the one before the
         // feed-forward.
         let sandwich = self.layer.attn_post.is_some();
@@ -185,7 +185,6 @@ impl One<'_> {
 
     /// Tensors of mixers beside attention.
     fn mixer(&self, role: WeightRole) -> Option<Candidates> {
-        use WeightRole as W;
         Some(match role {
             W::MixIn | W::MixGate | W::MixStep => self.mix_in(role),
             W::MixOut => mixers("out_proj.weight"),
@@ -200,7 +199,6 @@ impl One<'_> {
 
     /// Tensors of feed-forwards, dense and of experts.
     fn feed_forward(&self, role: WeightRole) -> Candidates {
-        use WeightRole as W;
         modules(match role {
             W::Gate | W::Up | W::Down => return self.mlp(role),
             W::Router => {
@@ -241,7 +239,7 @@ impl One<'_> {
     /// The gate of heads' outputs: a head's one number becomes a row for each of its elements.
     fn gate(&self) -> Candidates {
         let Some(a) = self.layer.attention() else { return Vec::new() };
-        if let Some(beside) = beside_queries(a, WeightRole::AttnGate, "self_attn.q_proj.weight") {
+        if let Some(beside) = beside_queries(a, W::AttnGate, "self_attn.q_proj.weight") {
             return vec![beside];
         }
         ["self_attn.gate_proj.weight", "self_attn.g_proj.weight"].map(|n| gate_rows(a, n)).to_vec()
@@ -270,11 +268,9 @@ impl One<'_> {
         let up = "self_attn.kv_b_proj.weight";
         let head = self.index * (l.nope + a.v_dim);
         vec![match role {
-            WeightRole::KvDown => Recipe::rows(down, 0..l.kv_rank),
-            WeightRole::KRope => Recipe::rows(down, l.kv_rank..l.kv_rank + l.rope),
-            WeightRole::KAbsorb => {
-                Recipe { transpose: true, ..Recipe::rows(up, head..head + l.nope) }
-            }
+            W::KvDown => Recipe::rows(down, 0..l.kv_rank),
+            W::KRope => Recipe::rows(down, l.kv_rank..l.kv_rank + l.rope),
+            W::KAbsorb => Recipe { transpose: true, ..Recipe::rows(up, head..head + l.nope) },
             _ => Recipe::rows(up, head + l.nope..head + l.nope + a.v_dim),
         }]
     }
@@ -283,10 +279,8 @@ impl One<'_> {
         let Some(m) = self.layer.dense() else { return Vec::new() };
         let n = m.inter;
         let (names, packed) = match role {
-            WeightRole::Gate => {
-                ("mlp.gate_proj feed_forward.w1 feed_forward.gate_proj", Some(0..n))
-            }
-            WeightRole::Up => (
+            W::Gate => ("mlp.gate_proj feed_forward.w1 feed_forward.gate_proj", Some(0..n)),
+            W::Up => (
                 "mlp.up_proj mlp.fc1 feed_forward.w3 mlp.c_fc feed_forward.up_proj mixer.up_proj",
                 Some(n..2 * n),
             ),
@@ -306,9 +300,9 @@ impl One<'_> {
         let Some(m) = self.layer.moe() else { return Vec::new() };
         let e = self.index;
         let (long, short) = match role {
-            WeightRole::ExpertGate => ("gate_proj", "w1"),
-            WeightRole::ExpertUp => ("up_proj", "w3"),
-            WeightRole::ExpertDown => ("down_proj", "w2"),
+            W::ExpertGate => ("gate_proj", "w1"),
+            W::ExpertUp => ("up_proj", "w3"),
+            W::ExpertDown => ("down_proj", "w2"),
             _ => return vec![expert_bias(m, role, e, self.hidden)],
         };
         let mut all = Vec::new();
@@ -322,11 +316,11 @@ impl One<'_> {
         let stacked = stacked(m, role, e, self.hidden, "block_sparse_moe");
         let tensor = stacked.tensor.replace("block_sparse_moe.", "");
         all.push(Recipe { tensor, ..stacked.clone() });
-        let part = if role == WeightRole::ExpertDown { "output" } else { "input" };
+        let part = if role == W::ExpertDown { "output" } else { "input" };
         let tensor = format!("block_sparse_moe.{part}_linear.weight");
         all.push(Recipe { tensor, ..stacked });
         // MLX stacks experts by matrix.
-        let n = if role == WeightRole::ExpertDown { self.hidden } else { m.inter };
+        let n = if role == W::ExpertDown { self.hidden } else { m.inter };
         all.push(Recipe::rows(format!("mlp.switch_mlp.{long}.weight"), e * n..(e + 1) * n));
         all
     }
@@ -340,12 +334,8 @@ fn mixers(part: &str) -> Candidates {
 /// Granite packs the gate and the other inner projection of its shared feed-forward.
 fn granite_shared(role: WeightRole, inter: usize) -> Recipe {
     match role {
-        WeightRole::SharedGate | WeightRole::Gate => {
-            Recipe::rows("shared_mlp.input_linear.weight", 0..inter)
-        }
-        WeightRole::SharedUp | WeightRole::Up => {
-            Recipe::rows("shared_mlp.input_linear.weight", inter..2 * inter)
-        }
+        W::SharedGate | W::Gate => Recipe::rows("shared_mlp.input_linear.weight", 0..inter),
+        W::SharedUp | W::Up => Recipe::rows("shared_mlp.input_linear.weight", inter..2 * inter),
         _ => Recipe::whole("shared_mlp.output_linear.weight"),
     }
 }
@@ -355,8 +345,8 @@ fn grouped(a: &Attn, role: WeightRole) -> Recipe {
     let per_kv = a.heads / a.kv_heads.max(1);
     let group = (per_kv + 2) * a.k_dim;
     let (start, len) = match role {
-        WeightRole::Q => (0, per_kv * a.k_dim),
-        WeightRole::K => (per_kv * a.k_dim, a.k_dim),
+        W::Q => (0, per_kv * a.k_dim),
+        W::K => (per_kv * a.k_dim, a.k_dim),
         _ => ((per_kv + 1) * a.k_dim, a.k_dim),
     };
     let rows = (0..a.kv_heads).map(|g| g * group + start..g * group + start + len).collect();
@@ -371,7 +361,7 @@ fn interleaved(m: &Moe) -> bool {
 /// An expert in a 3-D tensor of all experts.
 fn stacked(m: &Moe, role: WeightRole, e: usize, hidden: usize, block: &str) -> Recipe {
     let n = m.inter;
-    if role == WeightRole::ExpertDown {
+    if role == W::ExpertDown {
         let name = format!("{block}.experts.down_proj");
         return match interleaved(m) {
             true => Recipe { transpose: true, ..Recipe::rows(name, e * n..(e + 1) * n) },
@@ -379,7 +369,7 @@ fn stacked(m: &Moe, role: WeightRole, e: usize, hidden: usize, block: &str) -> R
         };
     }
     let name = format!("{block}.experts.gate_up_proj");
-    let second = usize::from(role == WeightRole::ExpertUp);
+    let second = usize::from(role == W::ExpertUp);
     if interleaved(m) {
         let cols = Some(Cols { start: second, len: n, step: 2 });
         let rows = Recipe::rows(name, e * hidden..(e + 1) * hidden);
@@ -391,10 +381,8 @@ fn stacked(m: &Moe, role: WeightRole, e: usize, hidden: usize, block: &str) -> R
 
 fn expert_bias(m: &Moe, role: WeightRole, e: usize, hidden: usize) -> Recipe {
     let (name, cols) = match role {
-        WeightRole::ExpertGateBias => {
-            ("gate_up_proj_bias", Cols { start: 0, len: m.inter, step: 2 })
-        }
-        WeightRole::ExpertUpBias => ("gate_up_proj_bias", Cols { start: 1, len: m.inter, step: 2 }),
+        W::ExpertGateBias => ("gate_up_proj_bias", Cols { start: 0, len: m.inter, step: 2 }),
+        W::ExpertUpBias => ("gate_up_proj_bias", Cols { start: 1, len: m.inter, step: 2 }),
         _ => ("down_proj_bias", Cols { start: 0, len: hidden, step: 1 }),
     };
     Recipe { cols: Some(cols), ..Recipe::rows(format!("mlp.experts.{name}"), e..e + 1) }

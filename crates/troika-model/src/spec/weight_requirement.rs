@@ -1,7 +1,8 @@
 //! The weights of a model and their shapes: one list for binding and lowering.
 
 use super::{
-    AltUp, Attn, DeltaRule, Ffn, Key, Layer, Mamba2, Mixer, Mlp, ModelSpec, Moe, Norm, WeightRole,
+    AltUp, Attn, DeltaRule, Ffn, Key, Latent, Layer, Mamba2, Mixer, Mlp, ModelSpec, Moe, Norm,
+    WeightRole, WeightRole as W,
 };
 
 /// A weight that the model needs.
@@ -60,16 +61,16 @@ pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequi
     let h = spec.hidden;
     let list = |layer| List { needs: Vec::new(), layer };
     let mut first = list(None);
-    first.add(WeightRole::Embed, spec.vocab, h);
+    first.add(W::Embed, spec.vocab, h);
     if let Some(p) = spec.per_layer_input() {
         let all = p.width.saturating_mul(spec.layers.len());
-        first.add(WeightRole::PerLayerEmbed, spec.vocab, all);
-        first.add(WeightRole::PerLayerIn, all, h);
-        first.norm(Some(p.norm), WeightRole::PerLayerInNorm, p.width);
+        first.add(W::PerLayerEmbed, spec.vocab, all);
+        first.add(W::PerLayerIn, all, h);
+        first.norm(Some(p.norm), W::PerLayerInNorm, p.width);
     }
     let altup = spec.altup;
     let others = altup.map_or(0, |a| a.streams - 1);
-    first.each(others, WeightRole::AltIn, h, h);
+    first.each(others, W::AltIn, h, h);
     let layers = spec.layers.iter().enumerate().flat_map(move |(i, layer)| {
         let mut l = list(Some(i));
         altup.iter().for_each(|a| altup_needs(&mut l, a, h));
@@ -77,25 +78,25 @@ pub fn weight_requirements(spec: &ModelSpec) -> impl Iterator<Item = WeightRequi
         l.needs
     });
     let mut last = list(None);
-    last.each(others, WeightRole::AltOut, h, h);
-    last.norm(Some(spec.final_norm), WeightRole::FinalNorm, h);
-    last.add_if(!spec.tied, WeightRole::Head, spec.vocab, h);
-    last.add_if(spec.head_bias, WeightRole::HeadBias, 1, spec.vocab);
+    last.each(others, W::AltOut, h, h);
+    last.norm(Some(spec.final_norm), W::FinalNorm, h);
+    last.add_if(!spec.tied, W::Head, spec.vocab, h);
+    last.add_if(spec.head_bias, W::HeadBias, 1, spec.vocab);
     first.needs.into_iter().chain(layers).chain(last.needs)
 }
 
 fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
-    l.norm(layer.attn_pre, WeightRole::AttnPre, h);
+    l.norm(layer.attn_pre, W::AttnPre, h);
     match &layer.mixer {
         Some(Mixer::Attention(a)) => attn_needs(l, a, h),
         Some(Mixer::DecayingSum(s)) => {
-            l.add(WeightRole::MixIn, s.width, h);
-            l.add(WeightRole::MixOut, h, s.width);
+            l.add(W::MixIn, s.width, h);
+            l.add(W::MixOut, h, s.width);
         }
         Some(Mixer::ShortConv(c)) => {
-            l.linear(c.bias, WeightRole::MixIn, 3 * h, h);
-            l.linear(c.bias, WeightRole::MixConv, h, c.taps);
-            l.linear(c.bias, WeightRole::MixOut, h, h);
+            l.linear(c.bias, W::MixIn, 3 * h, h);
+            l.linear(c.bias, W::MixConv, h, c.taps);
+            l.linear(c.bias, W::MixOut, h, h);
         }
         Some(Mixer::Mamba2(m)) => mamba_needs(l, m, h),
         Some(Mixer::DeltaRule(d)) => delta_needs(l, d, h),
@@ -104,133 +105,127 @@ fn layer_needs(l: &mut List, layer: &Layer, h: usize) {
     if let Some(m) = &layer.beside {
         mamba_needs(l, m, h);
     }
-    l.norm(layer.attn_post, WeightRole::AttnPost, h);
-    l.norm(layer.ffn_pre, WeightRole::FfnPre, h);
+    l.norm(layer.attn_post, W::AttnPost, h);
+    l.norm(layer.ffn_pre, W::FfnPre, h);
     match &layer.ffn {
         Some(Ffn::Dense(m)) => mlp_needs(l, m, h),
         Some(Ffn::Moe(m)) => moe_needs(l, m, h),
         None => {}
     }
-    l.norm(layer.ffn_post, WeightRole::FfnPost, h);
+    l.norm(layer.ffn_post, W::FfnPost, h);
     if let Some(p) = layer.per_layer {
-        l.add(WeightRole::PerLayerGate, p.width, h);
-        l.add(WeightRole::PerLayerUp, h, p.width);
-        l.norm(Some(p.norm), WeightRole::PerLayerNorm, h);
+        l.add(W::PerLayerGate, p.width, h);
+        l.add(W::PerLayerUp, h, p.width);
+        l.norm(Some(p.norm), W::PerLayerNorm, h);
     }
 }
 
 fn altup_needs(l: &mut List, a: &AltUp, h: usize) {
-    l.add(WeightRole::AltRouter, a.streams, h);
-    l.norm(Some(a.norm), WeightRole::AltRouterNorm, h);
-    l.add(WeightRole::AltPredict, a.streams * a.streams, a.streams);
-    l.add(WeightRole::AltCorrect, a.streams, a.streams);
-    l.add_if(a.scaled, WeightRole::AltScale, 1, h);
-    l.add(WeightRole::LaurelDown, a.rank, h);
-    l.add(WeightRole::LaurelUp, h, a.rank);
-    l.norm(Some(a.norm), WeightRole::LaurelNorm, h);
+    l.add(W::AltRouter, a.streams, h);
+    l.norm(Some(a.norm), W::AltRouterNorm, h);
+    l.add(W::AltPredict, a.streams * a.streams, a.streams);
+    l.add(W::AltCorrect, a.streams, a.streams);
+    l.add_if(a.scaled, W::AltScale, 1, h);
+    l.add(W::LaurelDown, a.rank, h);
+    l.add(W::LaurelUp, h, a.rank);
+    l.norm(Some(a.norm), W::LaurelNorm, h);
 }
 
 fn mamba_needs(l: &mut List, m: &Mamba2, h: usize) {
-    l.linear(m.bias, WeightRole::MixGate, m.inner(), h);
-    l.linear(m.bias, WeightRole::MixIn, m.convolved(), h);
-    l.linear(m.bias, WeightRole::MixStep, m.heads, h);
-    l.linear(m.conv_bias, WeightRole::MixConv, m.convolved(), m.taps);
-    for role in [WeightRole::MixRate, WeightRole::MixSkip, WeightRole::MixStepShift] {
+    l.linear(m.bias, W::MixGate, m.inner(), h);
+    l.linear(m.bias, W::MixIn, m.convolved(), h);
+    l.linear(m.bias, W::MixStep, m.heads, h);
+    l.linear(m.conv_bias, W::MixConv, m.convolved(), m.taps);
+    for role in [W::MixRate, W::MixSkip, W::MixStepShift] {
         l.add(role, 1, m.heads);
     }
-    l.norm(m.norm.map(|n| n.norm), WeightRole::MixNorm, m.inner());
-    l.linear(m.bias, WeightRole::MixOut, h, m.inner());
+    l.norm(m.norm.map(|n| n.norm), W::MixNorm, m.inner());
+    l.linear(m.bias, W::MixOut, h, m.inner());
 }
 
 fn delta_needs(l: &mut List, d: &DeltaRule, h: usize) {
-    let roles = [WeightRole::Q, WeightRole::K, WeightRole::V];
+    let roles = [W::Q, W::K, W::V];
     for (i, (role, width)) in roles.into_iter().zip([d.keys(), d.keys(), d.values()]).enumerate() {
         l.add(role, width, h);
-        l.push(WeightRole::Taps, Some(i), width, d.taps);
+        l.push(W::Taps, Some(i), width, d.taps);
     }
     for (rank, down, role, width) in [
-        (d.decay_rank, WeightRole::DecayDown, WeightRole::Decay, d.decays()),
-        (d.gate_rank, WeightRole::GateDown, WeightRole::AttnGate, d.values()),
+        (d.decay_rank, W::DecayDown, W::Decay, d.decays()),
+        (d.gate_rank, W::GateDown, W::AttnGate, d.values()),
     ] {
         l.add_if(rank.is_some(), down, rank.unwrap_or(h), h);
         l.add(role, width, rank.unwrap_or(h));
     }
-    l.add(WeightRole::DecayBias, 1, d.decays());
-    l.add(WeightRole::Beta, d.value_heads, h);
-    l.add(WeightRole::DecayRate, 1, d.value_heads);
-    l.add(WeightRole::HeadNorm, 1, d.value_dim);
-    l.add(WeightRole::O, h, d.values());
+    l.add(W::DecayBias, 1, d.decays());
+    l.add(W::Beta, d.value_heads, h);
+    l.add(W::DecayRate, 1, d.value_heads);
+    l.add(W::HeadNorm, 1, d.value_dim);
+    l.add(W::O, h, d.values());
 }
 
 fn attn_needs(l: &mut List, a: &Attn, h: usize) {
     match &a.latent {
         None => qkv_needs(l, a, h),
-        Some(_) => latent_needs(l, a, h),
+        Some(m) => latent_needs(l, a, m, h),
     }
-    l.linear(a.o_bias, WeightRole::O, h, a.heads * a.v_dim);
-    l.add_if(a.gate.is_some(), WeightRole::AttnGate, a.heads * a.v_dim, h);
-    l.add_if(a.sinks, WeightRole::Sinks, 1, a.heads);
+    l.linear(a.o_bias, W::O, h, a.heads * a.v_dim);
+    l.add_if(a.gate.is_some(), W::AttnGate, a.heads * a.v_dim, h);
+    l.add_if(a.sinks, W::Sinks, 1, a.heads);
 }
 
 fn qkv_needs(l: &mut List, a: &Attn, h: usize) {
     let (q, k, v) = (a.heads * a.k_dim, a.kv_heads * a.k_dim, a.kv_heads * a.v_dim);
-    l.linear(a.qkv_bias, WeightRole::Q, q, h);
+    l.linear(a.qkv_bias, W::Q, q, h);
     if a.has_kv() {
-        l.linear(a.qkv_bias, WeightRole::K, k, h);
-        l.linear(a.qkv_bias, WeightRole::V, v, h);
+        l.linear(a.qkv_bias, W::K, k, h);
+        l.linear(a.qkv_bias, W::V, v, h);
     }
     if let Some(n) = a.qk_norm {
         let widths = if n.per_head { (a.k_dim, a.k_dim) } else { (q, k) };
-        l.norm(Some(n.norm), WeightRole::QNorm, widths.0);
-        l.norm(Some(n.norm).filter(|_| a.has_kv()), WeightRole::KNorm, widths.1);
+        l.norm(Some(n.norm), W::QNorm, widths.0);
+        l.norm(Some(n.norm).filter(|_| a.has_kv()), W::KNorm, widths.1);
     }
 }
 
-fn latent_needs(l: &mut List, a: &Attn, h: usize) {
-    let Some(m) = a.latent else { return };
+fn latent_needs(l: &mut List, a: &Attn, m: &Latent, h: usize) {
     match m.q_rank {
-        None => l.add(WeightRole::Q, a.heads * a.k_dim, h),
+        None => l.add(W::Q, a.heads * a.k_dim, h),
         Some(r) => {
-            l.linear(m.bias, WeightRole::QDown, r, h);
-            l.add(WeightRole::QDownNorm, 1, r);
-            l.add(WeightRole::QUp, a.heads * a.k_dim, r);
+            l.linear(m.bias, W::QDown, r, h);
+            l.add(W::QDownNorm, 1, r);
+            l.add(W::QUp, a.heads * a.k_dim, r);
         }
     }
-    l.add(WeightRole::KvDown, m.kv_rank, h);
-    l.add(WeightRole::KRope, m.rope, h);
-    l.add_if(m.bias, WeightRole::KvDownBias, 1, m.kv_rank);
-    l.add_if(m.bias, WeightRole::KRopeBias, 1, m.rope);
-    l.add(WeightRole::KvDownNorm, 1, m.kv_rank);
-    l.each(a.heads, WeightRole::KAbsorb, m.kv_rank, m.nope);
-    l.each(a.heads, WeightRole::VUp, a.v_dim, m.kv_rank);
+    l.add(W::KvDown, m.kv_rank, h);
+    l.add(W::KRope, m.rope, h);
+    l.add_if(m.bias, W::KvDownBias, 1, m.kv_rank);
+    l.add_if(m.bias, W::KRopeBias, 1, m.rope);
+    l.add(W::KvDownNorm, 1, m.kv_rank);
+    l.each(a.heads, W::KAbsorb, m.kv_rank, m.nope);
+    l.each(a.heads, W::VUp, a.v_dim, m.kv_rank);
 }
 
 fn mlp_needs(l: &mut List, m: &Mlp, h: usize) {
     if m.gated {
-        l.linear(m.bias, WeightRole::Gate, m.inter, h);
+        l.linear(m.bias, W::Gate, m.inter, h);
     }
-    l.linear(m.bias, WeightRole::Up, m.inter, h);
-    l.linear(m.bias, WeightRole::Down, h, m.inter);
+    l.linear(m.bias, W::Up, m.inter, h);
+    l.linear(m.bias, W::Down, h, m.inter);
 }
 
 fn moe_needs(l: &mut List, m: &Moe, h: usize) {
-    for role in [
-        WeightRole::RouterNorm,
-        WeightRole::ExpertPre,
-        WeightRole::ExpertPost,
-        WeightRole::SharedPost,
-    ] {
+    for role in [W::RouterNorm, W::ExpertPre, W::ExpertPost, W::SharedPost] {
         l.norm(m.norms, role, h);
     }
-    l.linear(m.router_bias, WeightRole::Router, m.experts, h);
-    l.add_if(m.choice_bias, WeightRole::ExpertChoice, 1, m.experts);
-    l.add_if(m.expert_scales, WeightRole::ExpertScales, 1, m.experts);
+    l.linear(m.router_bias, W::Router, m.experts, h);
+    l.add_if(m.choice_bias, W::ExpertChoice, 1, m.experts);
+    l.add_if(m.expert_scales, W::ExpertScales, 1, m.experts);
     for (role, bias, rows, cols) in [
-        (WeightRole::ExpertGate, WeightRole::ExpertGateBias, m.inter, h),
-        (WeightRole::ExpertUp, WeightRole::ExpertUpBias, m.inter, h),
-        (WeightRole::ExpertDown, WeightRole::ExpertDownBias, h, m.inter),
+        (W::ExpertGate, W::ExpertGateBias, m.inter, h),
+        (W::ExpertUp, W::ExpertUpBias, m.inter, h),
+        (W::ExpertDown, W::ExpertDownBias, h, m.inter),
     ] {
-        if !m.gated && role == WeightRole::ExpertGate {
+        if !m.gated && role == W::ExpertGate {
             continue;
         }
         l.each(m.experts, role, rows, cols);
@@ -239,12 +234,12 @@ fn moe_needs(l: &mut List, m: &Moe, h: usize) {
         }
     }
     if let Some(s) = m.shared {
-        l.add_if(m.gated, WeightRole::SharedGate, s.inter, h);
-        l.add(WeightRole::SharedUp, s.inter, h);
-        l.add(WeightRole::SharedDown, h, s.inter);
-        l.add_if(s.bias && m.gated, WeightRole::SharedGateBias, 1, s.inter);
-        l.add_if(s.bias, WeightRole::SharedUpBias, 1, s.inter);
-        l.add_if(s.bias, WeightRole::SharedDownBias, 1, h);
-        l.add_if(s.gated, WeightRole::SharedOutGate, 1, h);
+        l.add_if(m.gated, W::SharedGate, s.inter, h);
+        l.add(W::SharedUp, s.inter, h);
+        l.add(W::SharedDown, h, s.inter);
+        l.add_if(s.bias && m.gated, W::SharedGateBias, 1, s.inter);
+        l.add_if(s.bias, W::SharedUpBias, 1, s.inter);
+        l.add_if(s.bias, W::SharedDownBias, 1, h);
+        l.add_if(s.gated, W::SharedOutGate, 1, h);
     }
 }
