@@ -5,8 +5,10 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
+
+use troika_device::lock;
 
 use super::json::{JsonScanner, Scan};
 use super::output::Output;
@@ -44,26 +46,22 @@ struct TextState {
 pub(super) struct Text(Arc<Mutex<TextState>>);
 
 impl Text {
-    fn lock(&self) -> MutexGuard<'_, TextState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn out<T>(&self, change: impl FnOnce(&mut Output) -> T) -> T {
-        change(&mut self.lock().out)
+        change(&mut lock(&self.0).out)
     }
 
     pub(super) fn push(&self, text: &str) {
-        self.lock().input.extend(text.chars());
+        lock(&self.0).input.extend(text.chars());
     }
 
     pub(super) fn end(&self) {
-        self.lock().ended = true;
+        lock(&self.0).ended = true;
     }
 
     /// The next character, or nothing at the end.
     pub(super) async fn any(&self) -> Option<char> {
         poll_fn(|_| {
-            let mut state = self.lock();
+            let mut state = lock(&self.0);
             match state.input.pop_front() {
                 None if !state.ended => Poll::Pending,
                 next => Poll::Ready(next),
@@ -100,7 +98,7 @@ impl Text {
 
     /// Text that is read again.
     pub(super) fn unread(&self, text: &str) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         for c in text.chars().rev() {
             state.out.forget();
             state.input.push_front(c);

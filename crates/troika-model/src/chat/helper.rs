@@ -6,9 +6,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
+use troika_device::lock;
 
 use super::mask::ChatPrompt;
 use super::render::{ChatError, ChatInput, Template};
@@ -76,7 +77,7 @@ impl Helper {
             let program = self.command.program.display();
             ChatError::Render(format!("{program} does not render it: {e}"))
         };
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock(&self.running);
         // The one of the last rendering may have ended since.
         let mut last = running.take();
         let sent = last.as_mut().is_some_and(|helper| helper.send(source, input).is_ok());

@@ -23,12 +23,13 @@
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use minijinja::Value;
 use minijinja::value::{Rest, ValueOrKwargs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use troika_device::lock;
 
 /// The private characters: Unicode's last plane, which has no assigned meaning.
 const PRIVATE: std::ops::RangeInclusive<u32> = 0x10_0000..=0x10_FFFD;
@@ -94,7 +95,7 @@ impl Mask {
     fn text<'t>(&self, text: &'t str, end: bool) -> Cow<'t, str> {
         let mut out: Option<String> = None;
         let mut copied = 0;
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         for (at, c) in text.char_indices() {
             let Some(&private) = self.stands.get(&c) else { continue };
             let rest = &text[at..];
@@ -187,7 +188,7 @@ impl Mask {
             let found = words.iter().any(|word| operator.starts_with(word));
             found.then_some(source.len() - operator.len())
         };
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = lock(&self.used);
         let spelled = used.iter().flat_map(|s| source.match_indices(s.as_str()));
         let places: BTreeSet<usize> =
             spelled.filter_map(|(at, s)| after_text(at + s.len())).collect();

@@ -2,11 +2,12 @@
 //! round to round of a loop. minijinja's own would take lists of any depth, and itself.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, Serde, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use serde::{Serialize, Serializer};
+use troika_device::lock;
 
 use super::limits::{BYTES, DEPTH, refuse};
 
@@ -20,21 +21,18 @@ pub(super) struct Namespace(Mutex<BTreeMap<String, Value>>);
 impl Namespace {
     fn set(&self, state: &State, name: String, value: Value) -> Result<(), Error> {
         let value = settle(state, value)?;
-        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        values.insert(name, value);
+        lock(&self.0).insert(name, value);
         Ok(())
     }
 }
 
 impl Object for Namespace {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        values.get(key.as_str()?).cloned()
+        lock(&self.0).get(key.as_str()?).cloned()
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Enumerator::Values(values.keys().map(|k| Value::from(k.as_str())).collect())
+        Enumerator::Values(lock(&self.0).keys().map(|k| Value::from(k.as_str())).collect())
     }
 
     fn call_method(

@@ -85,6 +85,12 @@ pub(super) fn activation(name: &str) -> Result<Activation> {
     })
 }
 
+/// A layer with the same norm before and after mixer and feed-forward.
+pub(super) fn sandwich(norm: Norm, layer: Layer) -> Layer {
+    let norm = Some(norm);
+    Layer { attn_pre: norm, ffn_pre: norm, attn_post: norm, ffn_post: norm, ..layer }
+}
+
 /// The layers with the window where `sliding` says so.
 pub(super) fn windowed(mut layers: Vec<Layer>, sliding: &[bool], window: Window) -> Vec<Layer> {
     for (layer, sliding) in layers.iter_mut().zip(sliding) {
@@ -232,12 +238,6 @@ impl<'a> Base<'a> {
     pub fn post_norm(&self, layer: Layer) -> Layer {
         let (none, norm) = (None, Some(self.rms()));
         Layer { attn_pre: none, ffn_pre: none, attn_post: norm, ffn_post: norm, ..layer }
-    }
-
-    /// The same with norms before and after.
-    pub fn sandwich(&self, layer: Layer) -> Layer {
-        let norm = Some(self.rms());
-        Layer { attn_pre: norm, ffn_pre: norm, attn_post: norm, ffn_post: norm, ..layer }
     }
 
     /// A model with the given layers. Whoever found its family gives it its name.

@@ -2,7 +2,7 @@
 
 use troika_graph::{Activation, Growth, RopeStyle};
 
-use super::base::{Base, ConfigSource, Defaults, Ropes, windowed};
+use super::base::{Base, ConfigSource, Defaults, Ropes, sandwich, windowed};
 use super::fields::{Fields, Result, bad, unsupported};
 use crate::spec::{Attn, Ffn, Layer, Mlp, ModelSpec, Norm, QkNorm};
 
@@ -150,7 +150,7 @@ pub(super) fn glm4(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     (b.style, b.partial) = (RopeStyle::Interleaved, 0.5);
     let mut attn = b.attn(Some(b.rope()?));
     attn.qkv_bias = f.flag("attention_bias")?.unwrap_or(true);
-    let layer = b.sandwich(b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let layer = sandwich(b.rms(), b.layer(attn, Ffn::Dense(b.mlp()?)));
     Ok(b.model(vec![layer; b.layers]))
 }
 

@@ -1,7 +1,7 @@
 //! Gemma 1, 2 and 3: scaled embeddings, norms with an offset of one, sandwich norms, soft caps,
 //! alternating windows.
 
-use super::base::{Base, ConfigSource, Defaults, Ropes, activation, windowed};
+use super::base::{Base, ConfigSource, Defaults, Ropes, activation, sandwich, windowed};
 use super::fields::{Fields, Result};
 use super::rope::RopeConfig;
 use crate::spec::{Ffn, Layer, ModelSpec, Norm, QkNorm};
@@ -48,12 +48,6 @@ pub(super) fn scaled_by_width(b: &Base<'_>, m: ModelSpec) -> ModelSpec {
     ModelSpec { embed_scale: (b.hidden as f64).sqrt() as f32, ..m }
 }
 
-fn sandwich(b: &Base<'_>, mut layer: Layer) -> Layer {
-    let n = Some(norm(b));
-    (layer.attn_pre, layer.attn_post, layer.ffn_pre, layer.ffn_post) = (n, n, n, n);
-    layer
-}
-
 pub(super) fn gemma(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = read(f, source, 256, 8192)?;
     let attn = b.biased_attn(Some(b.rope()?), false)?;
@@ -73,7 +67,7 @@ pub(super) fn gemma2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let mut attn = b.biased_attn(Some(b.rope()?), false)?;
     attn.scale = scalar.powf(-0.5) as f32;
     attn.softcap = cap("attn_logit_softcapping", 50.0)?;
-    let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let layer = sandwich(norm(&b), b.layer(attn, Ffn::Dense(b.mlp()?)));
     let mut m = model(&b, windowed(vec![layer; b.layers], &sliding, window));
     m.logit_softcap = cap("final_logit_softcapping", 30.0)?;
     Ok(m)
@@ -95,7 +89,7 @@ pub(super) fn gemma3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     attn.scale = f.positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
     // The library reads `attn_logit_softcapping` but does not apply it in this family.
     attn.qk_norm = Some(QkNorm { norm: norm(&b), ..b.qk_norm(true) });
-    let layer = sandwich(&b, b.layer(attn, Ffn::Dense(b.mlp()?)));
+    let layer = sandwich(norm(&b), b.layer(attn, Ffn::Dense(b.mlp()?)));
     let mut layers = vec![layer; b.layers];
     ropes.give(&mut layers, &sliding, window);
     let mut m = model(&b, layers);

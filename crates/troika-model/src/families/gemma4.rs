@@ -1,7 +1,7 @@
 //! Gemma 4: an input of its own for each layer, late layers that use the keys and values of earlier
 //! ones, wider heads where a layer sees the whole context, and experts beside the feed-forward.
 
-use super::base::{Base, ConfigSource};
+use super::base::{Base, ConfigSource, sandwich};
 use super::fields::{Fields, Result, bad, unsupported};
 use super::gemma::{read_newer, scaled_by_width};
 use super::moe::experts;
@@ -38,7 +38,7 @@ pub(super) fn with_own_inputs(
     let mut layers = Vec::new();
     for (i, &local) in sliding.iter().enumerate() {
         let rope = &ropes[usize::from(!local)];
-        let mut layer = b.sandwich(layer(b, i, local, i >= own)?);
+        let mut layer = sandwich(b.rms(), layer(b, i, local, i >= own)?);
         layer.per_layer = per_layer;
         if let Some(Mixer::Attention(attn)) = &mut layer.mixer {
             attn.rope = Some(rope.build(attn.k_dim, rope.partial(1.0)?, b.style, b.context)?);

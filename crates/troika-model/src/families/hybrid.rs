@@ -4,7 +4,7 @@
 use serde_json::Value;
 use troika_graph::{Activation, Score};
 
-use super::base::{Base, ConfigSource, Defaults, activation};
+use super::base::{Base, ConfigSource, Defaults, activation, sandwich};
 use super::fields::{Fields, Result, bad, missing, not_in_gguf, unsupported};
 use super::granite;
 use super::moe::experts;
@@ -182,7 +182,7 @@ pub(super) fn lfm3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let sliding: Vec<bool> = kinds.iter().map(|kind| *kind == Kind::Window).collect();
     b.ropes()?.give(&mut layers, &sliding, f.window("sliding_window")?);
     if f.flag("use_sandwich_norm")?.unwrap_or(true) {
-        layers = layers.into_iter().map(|layer| b.sandwich(layer)).collect();
+        layers = layers.into_iter().map(|layer| sandwich(b.rms(), layer)).collect();
     }
     Ok(b.model(layers))
 }

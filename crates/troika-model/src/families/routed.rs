@@ -4,7 +4,7 @@
 
 use troika_graph::{Activation, Score};
 
-use super::base::{Base, ConfigSource, Defaults, Ropes};
+use super::base::{Base, ConfigSource, Defaults, Ropes, sandwich};
 use super::dense::{ernie, exaone, exaone_windows};
 use super::fields::{Fields, Result, bad, unsupported};
 use super::moe::{experts, groups, layers};
@@ -161,7 +161,7 @@ pub(super) fn afmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     attn.gate = Some(HeadGate { act: Activation::Sigmoid, per_head: false, with_queries: false });
     let mut m = model(&b, &attn, Routing { top_k: 6, shared: 2, ..Routing::of(64) })?;
     Ropes { global: None, local: Some(b.rope()?) }.give(&mut m.layers, &sliding, window);
-    m.layers = m.layers.into_iter().map(|layer| b.sandwich(layer)).collect();
+    m.layers = m.layers.into_iter().map(|layer| sandwich(b.rms(), layer)).collect();
     if f.flag("mup_enabled")?.unwrap_or(false) {
         m.embed_scale = (b.hidden as f64).sqrt() as f32;
     }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::hash;
-use crate::format::file_map::FileMap;
-use crate::format::file_map::map_file;
+use crate::format::file_map::{FileMap, map_file};
 
 pub(crate) const MAGIC: &[u8; 8] = b"TROIKAPW";
 pub(crate) const VERSION: u32 = 2;

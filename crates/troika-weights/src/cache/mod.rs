@@ -180,12 +180,8 @@ impl PackedCache {
 
     fn failed(&self, e: &Error) -> State {
         let dir = self.path.parent().unwrap_or(&self.path).display();
-        self.warn(
-            "failed",
-            format!(
-                "packed weights cannot be kept in {dir} ({e}); the next start makes them again"
-            ),
-        );
+        let what = format!("packed weights cannot be kept in {dir} ({e})");
+        self.warn("failed", format!("{what}; the next start makes them again"));
         State::Closed
     }
 

@@ -76,29 +76,26 @@ struct RawEntry {
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Header, D::Error> {
-        from.deserialize_map(HeaderVisitor)
+        from.deserialize_map(Header(Vec::new()))
     }
 }
 
-struct HeaderVisitor;
-
-impl<'de> Visitor<'de> for HeaderVisitor {
+impl<'de> Visitor<'de> for Header {
     type Value = Header;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a JSON object of tensors")
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Header, M::Error> {
-        let mut entries = Vec::new();
+    fn visit_map<M: MapAccess<'de>>(mut self, mut map: M) -> Result<Header, M::Error> {
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
             } else {
-                entries.push((name, map.next_value()?));
+                self.0.push((name, map.next_value()?));
             }
         }
-        Ok(Header(entries))
+        Ok(self)
     }
 }
 

@@ -353,14 +353,6 @@ impl WeightStore {
         lock(&self.non_finite).iter().cloned().collect()
     }
 
-    /// Prepares a table of blocks for looking up single rows (products use a packed form). Each row
-    /// would otherwise map 2 MiB of a file in huge pages: 30 MB for a prompt of 16 tokens.
-    fn look_up(&self, b: &Bound) {
-        if let ValueSource::Ready { bytes, .. } = &b.source {
-            let _ = self.maps.iter().any(|m| m.in_small_pages(bytes));
-        }
-    }
-
     /// Tells the system that these bytes of a file are not needed for now.
     fn release(&self, bytes: &[u8]) {
         let _ = self.maps.iter().any(|m| m.release(bytes));
@@ -546,12 +538,16 @@ impl WeightSource for WeightStore {
         }
         let b = self.bound(name)?;
         let again = b.handed_out.swap(true, Ordering::Relaxed);
-        if !again && b.key.role == WeightRole::Embed && b.shape.dtype.is_quantized() {
-            self.look_up(b);
-        }
         let WeightShape { rows, cols, dtype } = b.shape;
         let bytes = match &b.source {
-            ValueSource::Ready { bytes, .. } => bytes.clone(),
+            ValueSource::Ready { bytes, .. } => {
+                // Single rows of a table of blocks are looked up (products use a packed form). Each
+                // would otherwise map 2 MiB of a file in huge pages: 30 MB for a prompt of 16 tokens.
+                if !again && b.key.role == WeightRole::Embed && dtype.is_quantized() {
+                    let _ = self.maps.iter().any(|m| m.in_small_pages(bytes));
+                }
+                bytes.clone()
+            }
             _ => {
                 let panel = dtype.row_bytes(cols).unwrap_or(0);
                 let layout = PackLayout { name: ROWS, rows: 1, panel, keep: true };
