@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// What the table of types says about one of them.
 struct TypeInfo {
+    /// Its number in GGUF files; `None`: Troika's own type, which no GGUF file has.
     gguf: Option<u32>,
     len: usize,
     bytes: usize,
@@ -15,14 +16,13 @@ struct TypeInfo {
 
 impl TypeInfo {
     /// Plain numbers.
-    const fn plain(gguf: u32, bytes: usize) -> TypeInfo {
-        let gguf = Some(gguf);
+    const fn plain(gguf: Option<u32>, bytes: usize) -> TypeInfo {
         let (codebook, scale, minima) = (None, None, false);
         TypeInfo { gguf, len: 1, bytes, group: 1, codebook, scale, minima }
     }
 
     /// Blocks of `len` values with a scale for each 32, of more than 16 levels.
-    const fn blocks(gguf: u32, len: usize, bytes: usize) -> TypeInfo {
+    const fn blocks(gguf: Option<u32>, len: usize, bytes: usize) -> TypeInfo {
         TypeInfo { len, group: 32, ..TypeInfo::plain(gguf, bytes) }
     }
 
@@ -44,11 +44,6 @@ impl TypeInfo {
     /// Groups have minima, too.
     const fn with_minima(self) -> TypeInfo {
         TypeInfo { minima: true, ..self }
-    }
-
-    /// Troika's own type, which no GGUF file has.
-    const fn own(self) -> TypeInfo {
-        TypeInfo { gguf: None, ..self }
     }
 }
 
@@ -107,71 +102,71 @@ macro_rules! types {
 
 types! {
     /// 32-bit signed integers (token ids, positions, expert ids).
-    I32 = TypeInfo::plain(26, 4);
+    I32 = TypeInfo::plain(Some(26), 4);
     /// IEEE 754 single precision.
-    F32 = TypeInfo::plain(0, 4);
+    F32 = TypeInfo::plain(Some(0), 4);
     /// IEEE 754 half precision.
-    F16 = TypeInfo::plain(1, 2);
+    F16 = TypeInfo::plain(Some(1), 2);
     /// bfloat16: the upper half of a single.
-    BF16 = TypeInfo::plain(30, 2);
+    BF16 = TypeInfo::plain(Some(30), 2);
     /// 32 x int8 with an f16 scale.
-    Q8_0 = TypeInfo::blocks(8, 32, 34).scale_at(0);
+    Q8_0 = TypeInfo::blocks(Some(8), 32, 34).scale_at(0);
     /// 32 x 4 bit with an f16 scale.
-    Q4_0 = TypeInfo::blocks(2, 32, 18).levels(&CENTRED).scale_at(0);
+    Q4_0 = TypeInfo::blocks(Some(2), 32, 18).levels(&CENTRED).scale_at(0);
     /// 32 x 4 bit with an f16 scale and minimum.
-    Q4_1 = TypeInfo::blocks(3, 32, 20).levels(&UP).scale_at(0).with_minima();
+    Q4_1 = TypeInfo::blocks(Some(3), 32, 20).levels(&UP).scale_at(0).with_minima();
     /// 32 x 5 bit with an f16 scale.
-    Q5_0 = TypeInfo::blocks(6, 32, 22).scale_at(0);
+    Q5_0 = TypeInfo::blocks(Some(6), 32, 22).scale_at(0);
     /// 32 x 5 bit with an f16 scale and minimum.
-    Q5_1 = TypeInfo::blocks(7, 32, 24).scale_at(0).with_minima();
+    Q5_1 = TypeInfo::blocks(Some(7), 32, 24).scale_at(0).with_minima();
     /// 256 x 2 bit in 16 groups with 4-bit scales and minima.
-    Q2_K = TypeInfo::blocks(10, 256, 84).by_sixteen().levels(&UP).scale_at(80).with_minima();
+    Q2_K = TypeInfo::blocks(Some(10), 256, 84).by_sixteen().levels(&UP).scale_at(80).with_minima();
     /// 256 x 3 bit in 16 groups with 6-bit scales.
-    Q3_K = TypeInfo::blocks(11, 256, 110).by_sixteen().levels(&CENTRED).scale_at(108);
+    Q3_K = TypeInfo::blocks(Some(11), 256, 110).by_sixteen().levels(&CENTRED).scale_at(108);
     /// 256 x 4 bit in 8 groups with 6-bit scales and minima.
-    Q4_K = TypeInfo::blocks(12, 256, 144).levels(&UP).scale_at(0).with_minima();
+    Q4_K = TypeInfo::blocks(Some(12), 256, 144).levels(&UP).scale_at(0).with_minima();
     /// 256 x 5 bit in 8 groups with 6-bit scales and minima.
-    Q5_K = TypeInfo::blocks(13, 256, 176).scale_at(0).with_minima();
+    Q5_K = TypeInfo::blocks(Some(13), 256, 176).scale_at(0).with_minima();
     /// 256 x 6 bit in 16 groups with 8-bit scales.
-    Q6_K = TypeInfo::blocks(14, 256, 210).by_sixteen().scale_at(208);
+    Q6_K = TypeInfo::blocks(Some(14), 256, 210).by_sixteen().scale_at(208);
     /// 256 values of a grid of 256 points in eight dimensions, with 4-bit scales.
-    IQ2_XXS = TypeInfo::blocks(16, 256, 66).levels(&IQ2).scale_at(0);
+    IQ2_XXS = TypeInfo::blocks(Some(16), 256, 66).levels(&IQ2).scale_at(0);
     /// 256 values of a grid of 512 points in eight dimensions, in 16 groups with 4-bit scales.
-    IQ2_XS = TypeInfo::blocks(17, 256, 74).by_sixteen().levels(&IQ2).scale_at(0);
+    IQ2_XS = TypeInfo::blocks(Some(17), 256, 74).by_sixteen().levels(&IQ2).scale_at(0);
     /// 256 values of a grid of 1024 points in eight dimensions, in 16 groups with 4-bit scales.
-    IQ2_S = TypeInfo::blocks(22, 256, 82).by_sixteen().levels(&IQ2).scale_at(0);
+    IQ2_S = TypeInfo::blocks(Some(22), 256, 82).by_sixteen().levels(&IQ2).scale_at(0);
     /// 256 values of a grid of 256 points in four dimensions, with 4-bit scales.
-    IQ3_XXS = TypeInfo::blocks(18, 256, 98).levels(&IQ3_XXS).scale_at(0);
+    IQ3_XXS = TypeInfo::blocks(Some(18), 256, 98).levels(&IQ3_XXS).scale_at(0);
     /// 256 values of a grid of 512 points in four dimensions, with 4-bit scales.
-    IQ3_S = TypeInfo::blocks(21, 256, 110).levels(&IQ3_S).scale_at(0);
+    IQ3_S = TypeInfo::blocks(Some(21), 256, 110).levels(&IQ3_S).scale_at(0);
     /// 256 values of a grid of 2048 points in eight dimensions, with 3-bit scales.
-    IQ1_S = TypeInfo::blocks(19, 256, 50).levels(&IQ1).scale_at(0);
+    IQ1_S = TypeInfo::blocks(Some(19), 256, 50).levels(&IQ1).scale_at(0);
     /// 256 values of the grid of IQ1_S in 16 groups with 3-bit scales; the f16 scale is in parts.
-    IQ1_M = TypeInfo::blocks(29, 256, 56).by_sixteen().levels(&IQ1);
+    IQ1_M = TypeInfo::blocks(Some(29), 256, 56).by_sixteen().levels(&IQ1);
     /// 32 x 4 bit that stand for nonlinear steps, with an f16 scale.
-    IQ4_NL = TypeInfo::blocks(20, 32, 18).levels(&NONLINEAR).scale_at(0);
+    IQ4_NL = TypeInfo::blocks(Some(20), 32, 18).levels(&NONLINEAR).scale_at(0);
     /// 256 x 4 bit that stand for the steps of IQ4_NL, in 8 groups with 6-bit scales.
-    IQ4_XS = TypeInfo::blocks(23, 256, 136).levels(&NONLINEAR).scale_at(0);
+    IQ4_XS = TypeInfo::blocks(Some(23), 256, 136).levels(&NONLINEAR).scale_at(0);
     /// 256 x -1, 0 or 1, five in a byte, with an f16 scale.
-    TQ1_0 = TypeInfo::blocks(34, 256, 54).levels(&FROM_MINUS_ONE).scale_at(52);
+    TQ1_0 = TypeInfo::blocks(Some(34), 256, 54).levels(&FROM_MINUS_ONE).scale_at(52);
     /// 256 x 2 bit that count from -1, with an f16 scale.
-    TQ2_0 = TypeInfo::blocks(35, 256, 66).levels(&FROM_MINUS_ONE).scale_at(64);
+    TQ2_0 = TypeInfo::blocks(Some(35), 256, 66).levels(&FROM_MINUS_ONE).scale_at(64);
     /// 128 x -1 or 1 with an f16 scale.
-    Q1_0 = TypeInfo::blocks(41, 128, 18).levels(&FROM_MINUS_ONE).scale_at(0);
+    Q1_0 = TypeInfo::blocks(Some(41), 128, 18).levels(&FROM_MINUS_ONE).scale_at(0);
     /// 64 x 2 bit that count from -1, with an f16 scale.
-    Q2_0 = TypeInfo::blocks(42, 64, 18).levels(&FROM_MINUS_ONE).scale_at(0);
+    Q2_0 = TypeInfo::blocks(Some(42), 64, 18).levels(&FROM_MINUS_ONE).scale_at(0);
     /// 32 x fp4 (E2M1) with a shared E8M0 exponent.
-    MXFP4 = TypeInfo::blocks(39, 32, 17).levels(&E2M1);
+    MXFP4 = TypeInfo::blocks(Some(39), 32, 17).levels(&E2M1);
     /// 64 x fp4 (E2M1) in 4 groups with E4M3 scales.
-    NVFP4 = TypeInfo::blocks(40, 64, 36).by_sixteen().levels(&E2M1);
+    NVFP4 = TypeInfo::blocks(Some(40), 64, 36).by_sixteen().levels(&E2M1);
     /// 32 x fp4 (E2M1) in 2 groups with f16 scales: NVFP4 times the scale of a whole matrix.
-    F4_G16 = TypeInfo::blocks(0, 32, 20).by_sixteen().levels(&E2M1).own();
+    F4_G16 = TypeInfo::blocks(None, 32, 20).by_sixteen().levels(&E2M1);
     /// 32 x 4 bit with an f16 scale and an 8-bit zero point, as in GPTQ and AWQ checkpoints.
-    Q4_G32 = TypeInfo::blocks(0, 32, 19).levels(&UP).scale_at(0).with_minima().own();
+    Q4_G32 = TypeInfo::blocks(None, 32, 19).levels(&UP).scale_at(0).with_minima();
     /// 64 x 4 bit, like [`DType::Q4_G32`].
-    Q4_G64 = TypeInfo::blocks(0, 64, 35).levels(&UP).scale_at(0).with_minima().own();
+    Q4_G64 = TypeInfo::blocks(None, 64, 35).levels(&UP).scale_at(0).with_minima();
     /// 128 x 4 bit, like [`DType::Q4_G32`].
-    Q4_G128 = TypeInfo::blocks(0, 128, 67).levels(&UP).scale_at(0).with_minima().own();
+    Q4_G128 = TypeInfo::blocks(None, 128, 67).levels(&UP).scale_at(0).with_minima();
 }
 
 impl DType {

@@ -205,6 +205,11 @@ impl<'a> Base<'a> {
         Ok(Attn { qkv_bias: bias, o_bias: bias, ..self.attn(rope) })
     }
 
+    /// The same with norms of queries and keys, and without biases by default.
+    pub fn normed_attn(&self, rope: Option<RopeSpec>, per_head: bool) -> Result<Attn> {
+        Ok(Attn { qk_norm: Some(self.qk_norm(per_head)), ..self.biased_attn(rope, false)? })
+    }
+
     /// A gated feed-forward of the config's `intermediate_size`.
     pub fn mlp(&self) -> Result<Mlp> {
         let inter = self.f.size("intermediate_size")?;

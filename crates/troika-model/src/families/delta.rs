@@ -104,8 +104,7 @@ pub(super) fn olmo_hybrid(f: Fields<'_>, source: &ConfigSource) -> Result<ModelS
     let b = Base::read(f, source, Defaults { context: 65_536, ..Defaults::default() })?;
     let ropes = f.object("rope_parameters")?.unwrap_or(f);
     let rope = ropes.number("rope_theta")?.map(|_| b.rope()).transpose()?;
-    let mut attn = b.biased_attn(rope, false)?;
-    attn.qk_norm = Some(b.qk_norm(false));
+    let attn = b.normed_attn(rope, false)?;
     let mut delta = rule(&b, b.heads, b.hidden * 3 / 4 / b.heads)?;
     delta.value_dim = f.size_opt("linear_value_head_dim")?.unwrap_or(2 * delta.key_dim);
     delta.norm = Norm::Rms { eps: 1e-5, offset: 0.0 };

@@ -50,8 +50,7 @@ pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
 pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { context: 32_768, head_dim: Some(128), ..Defaults::default() };
     let b = Base::read(f, source, d)?;
-    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let attn = b.normed_attn(Some(b.rope()?), true)?;
     Ok(b.model(qwen(&b, attn)?))
 }
 
@@ -135,8 +134,7 @@ pub(super) fn olmo(
     let b = Base::read(f, source, Defaults { eps: 1e-5, theta, ..Defaults::default() })?;
     let window = f.or("sliding_window", Some(4096), Fields::window)?.filter(|_| windows);
     let sliding = b.sliding(|i| window.is_some() && !(i + 1).is_multiple_of(4))?;
-    let mut attn = b.biased_attn(None, false)?;
-    attn.qk_norm = Some(b.qk_norm(false));
+    let attn = b.normed_attn(None, false)?;
     let layer = b.post_norm(b.layer(attn, Ffn::Dense(b.mlp()?)));
     let mut layers = vec![layer; b.layers];
     b.ropes()?.give(&mut layers, &sliding, window);
@@ -223,8 +221,7 @@ pub(super) fn apertus(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec>
     config.remove("hidden_act");
     let d = Defaults { theta: 12e6, eps: 1e-5, context: 65_536, ..Defaults::default() };
     let b = Base::read(Fields(&config), source, d)?;
-    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let attn = b.normed_attn(Some(b.rope()?), true)?;
     let mlp = Mlp { gated: false, ..b.mlp()? };
     let mut m = b.alike(attn, Ffn::Dense(mlp));
     for name in XIELU {

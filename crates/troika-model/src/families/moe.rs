@@ -82,8 +82,7 @@ pub(super) fn qwen2_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
 
 pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { context: 32_768, ..Defaults::default() })?;
-    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let mut attn = b.normed_attn(Some(b.rope()?), true)?;
     attn.window = b.optional_window(Some(4096))?;
     let inter = f.size_opt("moe_intermediate_size")?.unwrap_or(768);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
@@ -93,8 +92,7 @@ pub(super) fn qwen3_moe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpe
 
 pub(super) fn olmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let b = Base::read(f, source, Defaults { eps: 1e-5, context: 4096, ..Defaults::default() })?;
-    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(b.qk_norm(false));
+    let mut attn = b.normed_attn(Some(b.rope()?), false)?;
     attn.clip_qkv = f.positive("clip_qkv")?.map(|c| c as f32);
     let normalize = f.flag("norm_topk_prob")?.unwrap_or(false);
     let moe = Moe { normalize, ..experts(&b, 64, 8, f.size("intermediate_size")?)? };

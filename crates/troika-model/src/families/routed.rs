@@ -107,8 +107,7 @@ pub(super) fn hy_v3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { theta, eps: 1e-5, head_dim, context, ..Defaults::default() };
     let b = Base::read(f, source, d)?;
     f.refuse_flag("mlp_bias")?;
-    let mut attn = b.biased_attn(Some(b.rope()?), false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let attn = b.normed_attn(Some(b.rope()?), true)?;
     model(&b, &attn, Routing { inter: 1536, scale: 2.826, ..Routing::of(192) })
 }
 
@@ -140,8 +139,7 @@ pub(super) fn dots1(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let window = f.or("sliding_window", Some(4096), Fields::window)?;
     let from = f.count_opt("max_window_layers")?.unwrap_or(62);
     let sliding = b.sliding(|i| window.is_some() && i >= from)?;
-    let mut attn = b.biased_attn(None, false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let attn = b.normed_attn(None, true)?;
     let routing = Routing { shared: 0, normalize: false, dense: 0, ..Routing::of(0) };
     let mut m = model(&b, &attn, routing)?;
     let rope = Some(b.rope()?);
@@ -156,8 +154,7 @@ pub(super) fn afmoe(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let window = f.or("sliding_window", Some(1024), Fields::window)?;
     let every = f.count_opt("global_attn_every_n_layers")?.unwrap_or(4).max(1);
     let sliding = b.sliding(|i| !(i + 1).is_multiple_of(every))?;
-    let mut attn = b.biased_attn(None, false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let mut attn = b.normed_attn(None, true)?;
     attn.gate = Some(HeadGate { act: Activation::Sigmoid, per_head: false, with_queries: false });
     let mut m = model(&b, &attn, Routing { top_k: 6, shared: 2, ..Routing::of(64) })?;
     Ropes { global: None, local: Some(b.rope()?) }.give(&mut m.layers, &sliding, window);
@@ -173,8 +170,7 @@ pub(super) fn mellum(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
     let b = Base::read(f, source, Defaults { theta, head_dim, context, ..Defaults::default() })?;
     let window = f.or("sliding_window", Some(1024), Fields::window)?;
     let sliding = b.sliding(|_| false)?;
-    let mut attn = b.biased_attn(None, false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let attn = b.normed_attn(None, true)?;
     let routing = Routing { inter: 896, shared: 0, ..Routing::of(64) };
     let plain = Moe { score: Score::Softmax, choice_bias: false, ..routed(&b, routing)? };
     let mut m = b.model(layers(&b, &attn, &plain, b.dense(|_| false)?)?);
@@ -199,8 +195,7 @@ pub(super) fn laguna(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> 
         Some((_, Some("per-element"))) => false,
         Some(_) => return Err(unsupported("this gating", "true, \"per-head\", \"per-element\"")),
     };
-    let mut attn = b.biased_attn(None, false)?;
-    attn.qk_norm = Some(b.qk_norm(true));
+    let mut attn = b.normed_attn(None, true)?;
     attn.gate = Some(HeadGate { act: Activation::Softplus, per_head, with_queries: false });
     let mut m = model(&b, &attn, Routing { inter: 512, ..Routing::of(256) })?;
     b.ropes()?.give(&mut m.layers, &sliding, window);

@@ -5,9 +5,9 @@ use troika_graph::DType;
 
 /// A tensor of a file.
 #[derive(Clone, Debug)]
-pub struct StoredTensor {
+pub struct StoredTensor<T = DType> {
     /// Element or block type.
-    pub dtype: DType,
+    pub dtype: T,
     /// Shape, outermost dimension first (GGUF's order is reversed on reading).
     pub shape: Vec<usize>,
     /// The bytes in the memory map. May be unaligned.
@@ -25,15 +25,7 @@ impl StoredTensor {
 }
 
 /// A tensor by the name of its type in the file, whether a weight can have it or not.
-#[derive(Clone, Debug)]
-pub struct RawTensor {
-    /// The type's name.
-    pub kind: String,
-    /// Shape, outermost dimension first.
-    pub shape: Vec<usize>,
-    /// The bytes in the memory map. May be unaligned.
-    pub bytes: WeightBytes,
-}
+pub type RawTensor = StoredTensor<String>;
 
 /// Named tensors.
 pub trait Checkpoint: Send + Sync {
@@ -43,7 +35,7 @@ pub trait Checkpoint: Send + Sync {
     /// A tensor of any type.
     fn raw(&self, name: &str) -> Option<RawTensor> {
         let StoredTensor { dtype, shape, bytes } = self.tensor(name)?.clone();
-        Some(RawTensor { kind: dtype.name().into(), shape, bytes })
+        Some(RawTensor { dtype: dtype.name().into(), shape, bytes })
     }
 
     /// All names of tensors that can be weights, sorted.

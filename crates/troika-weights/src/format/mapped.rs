@@ -64,7 +64,7 @@ impl MappedFiles {
         let bytes = WeightBytes::new(owner, range);
         let bytes = bytes.ok_or_else(|| damaged("a tensor lies past the end"))?;
         match dtype {
-            Err(kind) => _ = self.other.insert(name, (RawTensor { kind, shape, bytes }, here)),
+            Err(dtype) => _ = self.other.insert(name, (RawTensor { dtype, shape, bytes }, here)),
             Ok(dtype) => {
                 self.tensors.insert(name, (StoredTensor { dtype, shape, bytes }, here));
             }
@@ -92,7 +92,7 @@ impl Checkpoint for MappedFiles {
     fn raw(&self, name: &str) -> Option<RawTensor> {
         let other = || self.other.get(name).map(|t| t.0.clone());
         let usable = |StoredTensor { dtype, shape, bytes }: &StoredTensor| RawTensor {
-            kind: dtype.name().into(),
+            dtype: dtype.name().into(),
             shape: shape.clone(),
             bytes: bytes.clone(),
         };
@@ -108,7 +108,7 @@ impl Checkpoint for MappedFiles {
     }
 
     fn unusable(&self, name: &str) -> Option<&str> {
-        self.other.get(name).map(|t| t.0.kind.as_str())
+        self.other.get(name).map(|t| t.0.dtype.as_str())
     }
 }
 

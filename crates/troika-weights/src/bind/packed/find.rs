@@ -42,7 +42,7 @@ pub(crate) fn find(
         Packing::Gptq { less_one } => layer.along_inputs(Order::Inputs, less_one)?,
         Packing::Awq => layer.along_inputs(Order::Awq, false)?,
         Packing::AwqGemv { group } => layer.awq_gemv(group)?,
-        Packing::CompressedTensors(_) if layer.main.tensor.kind == "I32" => {
+        Packing::CompressedTensors(_) if layer.main.tensor.dtype == "I32" => {
             layer.pack_quantized()?
         }
         Packing::CompressedTensors(block) => layer.bytes(&["F8_E4M3", "I8"], block)?,
@@ -104,8 +104,8 @@ impl Layer<'_> {
 
     /// Checks a tensor's type and shape.
     fn check(&self, part: &Part, kinds: &[&str], shape: &[usize]) -> Result<()> {
-        if !kinds.contains(&part.tensor.kind.as_str()) {
-            return Err(error::wrong_type(self.files, &part.name, &part.tensor.kind));
+        if !kinds.contains(&part.tensor.dtype.as_str()) {
+            return Err(error::wrong_type(self.files, &part.name, &part.tensor.dtype));
         }
         match part.tensor.shape == shape {
             true => Ok(()),
@@ -116,7 +116,7 @@ impl Layer<'_> {
     /// Numbers of outputs and groups.
     fn grid(&self, part: Part, shape: &[usize], steps: Steps) -> Result<Grid> {
         self.check(&part, &["F32", "F16", "BF16", "F8_E8M0", "U8"], shape)?;
-        let kind = match part.tensor.kind.as_str() {
+        let kind = match part.tensor.dtype.as_str() {
             "F32" => ScaleKind::F32,
             "F16" => ScaleKind::F16,
             "BF16" => ScaleKind::BF16,
@@ -213,7 +213,7 @@ impl Layer<'_> {
     fn pack_quantized(&self) -> Result<Parts> {
         let (shape, scales) = (self.needed("weight_shape")?, self.needed("weight_scale")?);
         self.check(&shape, &["I64", "I32"], &[2])?;
-        let words = if shape.tensor.kind == "I64" { 2 } else { 1 };
+        let words = if shape.tensor.dtype == "I64" { 2 } else { 1 };
         let k = codes::word(&shape.tensor.bytes, words) as usize;
         let codes = self.codes("I32", self.bits_for(k)?, Order::Rows)?;
         let (n, bits, groups) = (codes.n, codes.bits, scales.size(0));
@@ -249,7 +249,7 @@ impl Layer<'_> {
         if let Some(Part { name, .. }) = self.part("weight_zero_point") {
             return Err(self.unsupported(format!("{name}: zero points of bytes are not read")));
         }
-        let kind = self.main.tensor.kind.as_str();
+        let kind = self.main.tensor.dtype.as_str();
         let number = if kind == "I8" { Number::Signed } else { Number::E4M3 };
         let codes = self.codes(kind, 8, Order::Rows)?;
         let (n, k) = (codes.n, codes.k);
