@@ -102,12 +102,8 @@ impl SubgraphBuilder {
 
     /// Adds a node whose outputs, if any, exist already.
     pub fn node(&mut self, op: Op, inputs: &[ValueId], states: &[ValueId], outputs: &[ValueId]) {
-        self.graph.nodes.push(Node {
-            op,
-            inputs: inputs.to_vec(),
-            states: states.to_vec(),
-            outputs: outputs.to_vec(),
-        });
+        let [inputs, states, outputs] = [inputs, states, outputs].map(<[ValueId]>::to_vec);
+        self.graph.nodes.push(Node { op, inputs, states, outputs });
     }
 
     /// Marks a value as output.

@@ -4,10 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::take::{Reads, Take, reads_input, reads_states};
-use crate::op::{
-    Attention, DeltaRule, ExpertGroup, Experts, HeadLinear, KvAppend, Mamba2, Op, Rescale, Router,
-    ShortConv,
-};
+use crate::op::{ExpertGroup, Op, Rescale};
 use crate::shape::{Dim, Shape};
 use crate::subgraph::{Node, Subgraph, Value, ValueId};
 use crate::verify::{GraphError, verify};
@@ -185,49 +182,49 @@ pub(super) fn whole(graph: &Subgraph, part: usize) -> Piece {
 
 /// The op that computes a share of another one, with the piece's weights.
 fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
-    match op {
-        Op::Embed { table, scale } => Op::Embed { table: b.weight(*table), scale: *scale },
-        Op::RmsNorm { weight, eps, offset, group } => Op::RmsNorm {
-            weight: weight.map(|w| b.norm_weight(w, *group, take)),
-            eps: *eps,
-            offset: *offset,
-            group: *group,
-        },
-        Op::LayerNorm { weight, bias, eps, group } => Op::LayerNorm {
-            weight: b.weight(*weight),
-            bias: bias.map(|w| b.weight(w)),
-            eps: *eps,
-            group: *group,
-        },
-        Op::Linear { weight, bias, activations, form } => Op::Linear {
-            weight: b.weight_rows(*weight, take),
-            bias: bias.map(|w| b.weight_cols(w, take)),
-            activations: *activations,
-            form: *form,
-        },
-        Op::Outliers { weight, activations } => {
-            Op::Outliers { weight: b.weight_rows(*weight, take), activations: *activations }
+    let mut op = op.clone();
+    match &mut op {
+        Op::Embed { table: w, .. } | Op::Rescale(Rescale::Columns(w)) => *w = b.weight(*w),
+        Op::RmsNorm { weight, group, .. } => {
+            *weight = weight.map(|w| b.norm_weight(w, *group, take));
         }
+        Op::LayerNorm { weight, bias, .. } => {
+            *weight = b.weight(*weight);
+            *bias = bias.map(|w| b.weight(w));
+        }
+        Op::Linear { weight, bias, .. } => {
+            *weight = b.weight_rows(*weight, take);
+            *bias = bias.map(|w| b.weight_cols(w, take));
+        }
+        Op::Outliers { weight, .. } => *weight = b.weight_rows(*weight, take),
         Op::HeadLinear(h) => {
             let heads = &h.weights[take.range(h.weights.len())];
-            Op::HeadLinear(HeadLinear { weights: heads.iter().map(|w| b.weight(*w)).collect() })
+            h.weights = heads.iter().map(|w| b.weight(*w)).collect();
         }
-        Op::KvAppend(k) => {
-            Op::KvAppend(KvAppend { width: take.count(k.width), page_group: k.page_group })
+        Op::KvAppend(k) => k.width = take.count(k.width),
+        Op::Attention(a) => {
+            a.heads = take.count(a.heads);
+            a.kv_heads = if a.kv_heads == 1 { 1 } else { take.count(a.kv_heads) };
+            a.sinks = a.sinks.map(|w| b.weight_cols(w, take));
         }
-        Op::Attention(a) => Op::Attention(Attention {
-            heads: take.count(a.heads),
-            kv_heads: if a.kv_heads == 1 { 1 } else { take.count(a.kv_heads) },
-            sinks: a.sinks.map(|w| b.weight_cols(w, take)),
-            ..a.clone()
-        }),
-        Op::Rescale(r) => Op::Rescale(rescale(*r, b)),
-        Op::ConcatCols { groups } => Op::ConcatCols { groups: take.count(*groups) },
-        Op::Experts(e) => Op::Experts(experts(e, b)),
-        Op::ExpertGroup(g) => {
-            Op::ExpertGroup(ExpertGroup { experts: experts(&g.experts, b), ..*g })
+        Op::ConcatCols { groups } => *groups = take.count(*groups),
+        Op::Experts(e) | Op::ExpertGroup(ExpertGroup { experts: e, .. }) => {
+            *e = e.with_lists(|list| list.iter().map(|w| b.weight(*w)).collect());
+        }
+        Op::Mamba2(m) => {
+            [m.a, m.d, m.dt_bias] = [m.a, m.d, m.dt_bias].map(|w| b.weight(w));
+        }
+        Op::ShortConv(s) => {
+            s.weight = b.weight(s.weight);
+            s.bias = s.bias.map(|w| b.weight(w));
+        }
+        Op::DeltaRule(d) => d.rates = b.weight(d.rates),
+        Op::Router(r) => {
+            r.bias = r.bias.map(|w| b.weight(w));
+            r.expert_scales = r.expert_scales.map(|w| b.weight(w));
         }
         Op::Rope(_)
+        | Op::Rescale(_)
         | Op::DecayingSum(_)
         | Op::Activate(_)
         | Op::Gate(_)
@@ -238,33 +235,7 @@ fn part_of(op: &Op, take: &Take, b: &mut PieceBuilder<'_>) -> Op {
         | Op::Convert
         | Op::SigmoidGate
         | Op::Mix { .. }
-        | Op::SliceCols { .. } => op.clone(),
-        Op::Mamba2(m) => Op::Mamba2(scan(m, b)),
-        Op::ShortConv(s) => Op::ShortConv(convolution(s, b)),
-        Op::DeltaRule(d) => Op::DeltaRule(DeltaRule { rates: b.weight(d.rates), ..d.clone() }),
-        Op::Router(r) => Op::Router(router(r, b)),
+        | Op::SliceCols { .. } => {}
     }
-}
-
-fn router(r: &Router, b: &mut PieceBuilder<'_>) -> Router {
-    let [bias, expert_scales] = [r.bias, r.expert_scales].map(|w| w.map(|w| b.weight(w)));
-    Router { bias, expert_scales, ..r.clone() }
-}
-
-fn rescale(r: Rescale, b: &mut PieceBuilder<'_>) -> Rescale {
-    if let Rescale::Columns(w) = r { Rescale::Columns(b.weight(w)) } else { r }
-}
-
-fn scan(m: &Mamba2, b: &mut PieceBuilder<'_>) -> Mamba2 {
-    let [a, d, dt_bias] = [m.a, m.d, m.dt_bias].map(|w| b.weight(w));
-    Mamba2 { a, d, dt_bias, ..m.clone() }
-}
-
-fn convolution(s: &ShortConv, b: &mut PieceBuilder<'_>) -> ShortConv {
-    ShortConv { weight: b.weight(s.weight), bias: s.bias.map(|w| b.weight(w)), ..s.clone() }
-}
-
-fn experts(e: &Experts, b: &mut PieceBuilder<'_>) -> Experts {
-    let all = |list: &[WeightRef]| list.iter().map(|w| b.weight(*w)).collect();
-    e.with_lists(all)
+    op
 }

@@ -29,25 +29,18 @@ pub fn residual(graph: &Subgraph) -> Subgraph {
             out.nodes.append(&mut sums);
         }
         let mut part = |about: &str| {
-            let value = Value {
-                name: format!("{} {about}", graph.value(y).name),
-                ..graph.value(y).clone()
-            };
-            out.values.push(value);
+            let name = format!("{} {about}", graph.value(y).name);
+            out.values.push(Value { name, ..graph.value(y).clone() });
             ValueId(out.values.len() as u32 - 1)
         };
         let (most, rest) = (part("clipped"), part("outliers"));
-        let one = |op, inputs: &[ValueId], output| Node {
-            op,
-            inputs: inputs.to_vec(),
-            states: Vec::new(),
-            outputs: vec![output],
-        };
+        let one =
+            |op, inputs, output| Node { op, inputs, states: Vec::new(), outputs: vec![output] };
         let (weight, bias, form) = (*weight, *bias, *form);
         let product = Op::Linear { weight, bias, activations, form };
-        out.nodes.push(one(product, &[x], most));
-        rests.push(one(Op::Outliers { weight, activations }, &[x], rest));
-        sums.push(one(Op::Add, &[most, rest], y));
+        out.nodes.push(one(product, vec![x], most));
+        rests.push(one(Op::Outliers { weight, activations }, vec![x], rest));
+        sums.push(one(Op::Add, vec![most, rest], y));
     }
     out.nodes.append(&mut rests);
     out.nodes.append(&mut sums);

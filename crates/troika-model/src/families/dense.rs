@@ -50,8 +50,7 @@ pub(super) fn qwen2(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
 pub(super) fn qwen3(f: Fields<'_>, source: &ConfigSource) -> Result<ModelSpec> {
     let d = Defaults { context: 32_768, head_dim: Some(128), ..Defaults::default() };
     let b = Base::read(f, source, d)?;
-    let attn = b.normed_attn(Some(b.rope()?), true)?;
-    Ok(b.model(qwen(&b, attn)?))
+    Ok(b.model(qwen(&b, b.normed_attn(Some(b.rope()?), true)?)?))
 }
 
 /// EXAONE 4: norms after attention and feed-forward.

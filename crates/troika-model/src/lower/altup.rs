@@ -64,7 +64,7 @@ impl Emit<'_, '_> {
         i: usize,
     ) -> Result<ValueId> {
         let weight = self.weight_key(Key { role, layer: None, index: Some(i) })?;
-        let y = self.linear_with(x, weight, None)?;
+        let y = self.product(x, weight, None, self.activations(&[weight]))?;
         let cols = self.graph.cols(y);
         let op = Op::Rescale(Rescale::Match { least: 1e-5 });
         Ok(self.graph.op("as large", op, &[y, like], cols))

@@ -87,19 +87,10 @@ impl<'l, 'a> Emit<'l, 'a> {
 
     pub fn linear(&mut self, x: ValueId, role: WeightRole, bias: bool) -> Result<ValueId> {
         let weight = self.weight(role)?;
-        self.linear_with(x, weight, bias.then_some(role.bias()))
+        self.product(x, weight, bias.then_some(role.bias()), self.activations(&[weight]))
     }
 
-    pub fn linear_with(
-        &mut self,
-        x: ValueId,
-        weight: WeightRef,
-        bias: Option<WeightRole>,
-    ) -> Result<ValueId> {
-        self.product(x, weight, bias, self.activations(&[weight]))
-    }
-
-    fn product(
+    pub fn product(
         &mut self,
         x: ValueId,
         weight: WeightRef,

@@ -119,7 +119,8 @@ impl Lowerer<'_> {
         // A quantized tied head is a separate weight.
         let own = !spec.tied || (e.lowerer.weights)(Key::model(WeightRole::Head)).is_some();
         let weight = e.weight(if own { WeightRole::Head } else { WeightRole::Embed })?;
-        let y = e.linear_with(n, weight, spec.head_bias.then_some(WeightRole::HeadBias))?;
+        let bias = spec.head_bias.then_some(WeightRole::HeadBias);
+        let y = e.product(n, weight, bias, e.activations(&[weight]))?;
         let mut y = e.scaled(y, spec.logit_scale);
         if let Some(cap) = spec.logit_softcap {
             y = e.graph.op("capped", Op::SoftCap { cap }, &[y], spec.vocab);

@@ -93,12 +93,13 @@ fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Result<()> {
     let Some(Value::Object(vocab)) = model.get_mut("vocab") else {
         return Err("has a model without a vocabulary".into());
     };
+    let twice = |id: u32, of: &str| format!("gives id {id} to two tokens, one of them {of:?}");
     let mut taken = HashSet::with_capacity(vocab.len());
     for (token, id) in vocab.iter() {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
         let id = id.ok_or_else(|| format!("gives token {token:?} no id of 32 bits"))?;
         if !taken.insert(id) {
-            return Err(format!("gives id {id} to two tokens, one of them {token:?}"));
+            return Err(twice(id, token));
         }
     }
     let missing = missing(added, |token| vocab.contains_key(token));
@@ -108,10 +109,7 @@ fn ids(model: &mut Map<String, Value>, added: &[Added]) -> Result<()> {
     }
     for a in missing {
         if !taken.insert(a.id) {
-            return Err(format!(
-                "gives id {} to two tokens, one of them {:?}",
-                a.id, a.token.content
-            ));
+            return Err(twice(a.id, &a.token.content));
         }
         vocab.insert(a.token.content.clone(), a.id.into());
     }

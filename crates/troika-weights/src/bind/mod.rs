@@ -71,12 +71,8 @@ pub fn unusable(model: &DescribedModel, files: &dyn Checkpoint) -> Option<Weight
 
 /// The requirement for a tied head that is quantized separately from the embedding.
 pub(crate) fn tied_head(spec: &ModelSpec, quant: Quant) -> Option<WeightRequirement> {
-    let need = WeightRequirement {
-        key: Key::model(WeightRole::Head),
-        rows: spec.vocab,
-        cols: spec.hidden,
-    };
-    (spec.tied && quant != Quant::None).then_some(need)
+    let (key, rows, cols) = (Key::model(WeightRole::Head), spec.vocab, spec.hidden);
+    (spec.tied && quant != Quant::None).then_some(WeightRequirement { key, rows, cols })
 }
 
 /// Refuses tensors that are only partly used (more experts or heads than in the config), since they

@@ -158,12 +158,8 @@ impl PackedCache {
                 (None, Some(found)) => writer.take_over(found),
                 (None, None) => Ok(()),
             };
-            let index = PackedIndex {
-                model: self.model.clone(),
-                types: self.types.clone(),
-                entries: Vec::new(),
-                non_finite,
-            };
+            let (model, types, entries) = (self.model.clone(), self.types.clone(), Vec::new());
+            let index = PackedIndex { model, types, entries, non_finite };
             if let Err(e) = written.and_then(|()| writer.finish(index, &self.path)) {
                 self.failed(&e);
             }

@@ -112,12 +112,8 @@ impl WeightStore {
                 continue;
             }
             let (class, dtype) = (class_of(b.key.role, b.shape.rows), b.shape.dtype);
-            let entry = sums.entry((class, dtype.name())).or_insert(ClassBytes {
-                class,
-                dtype,
-                parameters: 0,
-                bytes: 0,
-            });
+            let none = ClassBytes { class, dtype, parameters: 0, bytes: 0 };
+            let entry = sums.entry((class, dtype.name())).or_insert(none);
             entry.parameters += b.values();
             entry.bytes += b.bytes();
         }

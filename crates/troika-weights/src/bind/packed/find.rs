@@ -131,10 +131,7 @@ impl Layer<'_> {
         let before = self.main.tensor.shape.iter().rev().skip(2);
         let before = before.fold(1usize, |n, d| n.saturating_mul(*d));
         let (rows, cols) = (before.saturating_mul(self.main.size(1)), self.main.size(0));
-        let pack = match kind {
-            "I32" | "U32" => 32 / bits,
-            _ => 1,
-        };
+        let pack = if matches!(kind, "I32" | "U32") { 32 / bits } else { 1 };
         let (n, k) = match order {
             Order::Rows => (rows, cols.saturating_mul(pack)),
             Order::Inputs => (cols, rows.saturating_mul(pack)),
