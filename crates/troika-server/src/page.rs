@@ -7,11 +7,6 @@ use axum::http::header::{X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-const HTML: &str = "text/html; charset=utf-8";
-const CSS: &str = "text/css; charset=utf-8";
-const SCRIPT: &str = "text/javascript; charset=utf-8";
-const IMAGE: &str = "image/svg+xml";
-
 /// The page runs its own scripts, asks its own server, and nothing else.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -19,46 +14,23 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 #[derive(Debug)]
 struct PageFile {
     path: &'static str,
-    kind: &'static str,
     bytes: &'static [u8],
 }
 
-macro_rules! file {
-    ($name:literal, $kind:expr) => {
-        PageFile {
+macro_rules! files {
+    ($($name:literal)*) => {
+        &[$(PageFile {
             path: concat!("/", $name),
-            kind: $kind,
             bytes: include_bytes!(concat!("page/", $name)),
-        }
+        }),*]
     };
 }
 
-const FILES: &[PageFile] = &[
-    file!("answer.js", SCRIPT),
-    file!("api.js", SCRIPT),
-    file!("app.js", SCRIPT),
-    file!("chat.js", SCRIPT),
-    file!("chathead.js", SCRIPT),
-    file!("chats.js", SCRIPT),
-    file!("controls.js", SCRIPT),
-    file!("devices.js", SCRIPT),
-    file!("dom.js", SCRIPT),
-    file!("highlight.js", SCRIPT),
-    file!("icon.svg", IMAGE),
-    file!("index.html", HTML),
-    file!("inline.js", SCRIPT),
-    file!("markdown.js", SCRIPT),
-    file!("message.js", SCRIPT),
-    file!("plan.js", SCRIPT),
-    file!("server.js", SCRIPT),
-    file!("settings.js", SCRIPT),
-    file!("spans.js", SCRIPT),
-    file!("store.js", SCRIPT),
-    file!("style.css", CSS),
-    file!("theme.js", SCRIPT),
-    file!("timeline.js", SCRIPT),
-    file!("views.css", CSS),
-];
+const FILES: &[PageFile] = files!(
+    "answer.js" "api.js" "app.js" "chat.js" "chathead.js" "chats.js" "controls.js" "devices.js"
+    "dom.js" "highlight.js" "icon.svg" "index.html" "inline.js" "markdown.js" "message.js" "plan.js"
+    "server.js" "settings.js" "spans.js" "store.js" "style.css" "theme.js" "timeline.js" "views.css"
+);
 
 pub fn is_page(path: &str) -> bool {
     path == "/" || FILES.iter().any(|file| file.path == path)
@@ -77,8 +49,14 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
 }
 
 fn respond(file: &'static PageFile) -> Response {
+    let kind = match file.path.rsplit_once('.') {
+        Some((_, "js")) => "text/javascript; charset=utf-8",
+        Some((_, "css")) => "text/css; charset=utf-8",
+        Some((_, "svg")) => "image/svg+xml",
+        _ => "text/html; charset=utf-8",
+    };
     let headers: [(HeaderName, &str); 6] = [
-        (CONTENT_TYPE, file.kind),
+        (CONTENT_TYPE, kind),
         (CACHE_CONTROL, "no-cache"),
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
