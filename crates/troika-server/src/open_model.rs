@@ -223,7 +223,7 @@ impl OpenModel {
         // Made when first asked for: that takes a while.
         let made = self.vocabulary.get_or_init(|| make_vocabulary(&self.model));
         let vocabulary = made.as_ref().map_err(Problem::bad)?;
-        vocabulary.compile_holding(constrain, place).map_err(|e| Problem::bad(e.to_string()))
+        vocabulary.compile_holding(constrain, place).map_err(Problem::bad)
     }
 
     pub fn figures(&self) -> Figures {
@@ -301,7 +301,7 @@ fn make_vocabulary(model: &Model) -> Result<Vocabulary, String> {
         ids.unwrap_or_default()
     };
     let ends = model.defaults().stop_tokens.clone();
-    Vocabulary::new(tokens, special, ends, Arc::new(encode)).map_err(|e| e.to_string())
+    Vocabulary::new(tokens, special, ends, Arc::new(encode))
 }
 
 struct EngineThread {

@@ -1,9 +1,10 @@
 //! What an answer can be held to, as a grammar of `llguidance`.
 
+use std::fmt::Display;
+
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Map, Value, json};
 
-use super::error::GrammarError;
 use super::measure::too_large;
 use super::schema::HeldSchema;
 
@@ -33,7 +34,7 @@ const LONGEST: usize = 256 << 10;
 
 impl Constrain {
     /// The name that a sentence calls it by.
-    pub(super) fn kind(&self) -> &'static str {
+    fn kind(&self) -> &'static str {
         match self {
             Self::JsonObject => "JSON object",
             Self::JsonSchema(_) => "JSON schema",
@@ -44,8 +45,9 @@ impl Constrain {
         }
     }
 
-    pub(super) fn refused(&self, why: impl Into<String>) -> GrammarError {
-        GrammarError::Refused { kind: self.kind(), why: why.into() }
+    /// The sentence that says why it cannot be honoured.
+    pub(super) fn refused(&self, why: impl Display) -> String {
+        format!("the {} cannot be honoured: {why}", self.kind())
     }
 
     /// Whether it has numbers of JSON, which have to end.
@@ -58,7 +60,7 @@ impl Constrain {
     }
 
     /// The grammar, if it is not too long and not too deep.
-    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
+    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, String> {
         match self {
             Self::JsonObject => self.schema(&json!({"type": "object"})),
             Self::JsonSchema(schema) => self.schema(schema),
@@ -88,7 +90,7 @@ impl Constrain {
         }
     }
 
-    fn schema(&self, schema: &Value) -> Result<TopLevelGrammar, GrammarError> {
+    fn schema(&self, schema: &Value) -> Result<TopLevelGrammar, String> {
         self.fits(&schema.to_string())?;
         let HeldSchema { schema, left_out, .. } = HeldSchema::new(schema);
         if !left_out.is_empty() {
@@ -103,7 +105,7 @@ impl Constrain {
         Ok(TopLevelGrammar::from_json_schema(compact(schema)))
     }
 
-    fn regex(&self, regex: &str) -> Result<TopLevelGrammar, GrammarError> {
+    fn regex(&self, regex: &str) -> Result<TopLevelGrammar, String> {
         self.fits(regex)?;
         let backslashes = regex.len() - regex.trim_end_matches('\\').len();
         if backslashes % 2 == 1 {
@@ -116,14 +118,14 @@ impl Constrain {
         Ok(TopLevelGrammar::from_regex(inner))
     }
 
-    fn fits(&self, text: &str) -> Result<(), GrammarError> {
+    fn fits(&self, text: &str) -> Result<(), String> {
         if text.len() <= LONGEST {
             return Ok(());
         }
         Err(self.refused(format!("it has {} bytes, and {LONGEST} are allowed", text.len())))
     }
 
-    fn measure(&self, lark: &str) -> Result<(), GrammarError> {
+    fn measure(&self, lark: &str) -> Result<(), String> {
         self.fits(lark)?;
         too_large(lark).map_or(Ok(()), |why| Err(self.refused(why)))
     }

@@ -1,14 +1,5 @@
 //! Why a grammar is refused, in one sentence.
 
-/// A vocabulary or a grammar that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GrammarError {
-    #[error("the model's vocabulary cannot be constrained: {0}")]
-    Vocabulary(String),
-    #[error("the {kind} cannot be honoured: {why}")]
-    Refused { kind: &'static str, why: String },
-}
-
 /// No reason is longer.
 const LONGEST: usize = 240;
 

@@ -140,12 +140,6 @@ impl Mask {
         self.state = State::Computing(receiver);
     }
 
-    /// Waits for the first mask of a new grammar.
-    pub(super) fn check(&mut self) -> Option<String> {
-        self.wait();
-        self.error()
-    }
-
     fn wait(&mut self) {
         let State::Computing(receiver) = &self.state else { return };
         let computed = receiver.recv_timeout(PATIENCE);

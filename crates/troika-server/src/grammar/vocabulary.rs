@@ -13,7 +13,7 @@ use llguidance::toktrie::{
 use llguidance::{Matcher, ParserFactory, panic_utils};
 
 use super::constrain::Constrain;
-use super::error::{GrammarError, shorten};
+use super::error::shorten;
 use super::mask::Grammar;
 use super::pool::Pool;
 
@@ -42,10 +42,10 @@ impl Vocabulary {
         special: Vec<bool>,
         eos: Vec<u32>,
         encode: Encode,
-    ) -> Result<Self, GrammarError> {
+    ) -> Result<Self, String> {
         check(&tokens, &special, &eos)?;
         let words: Vec<_> = tokens.into_iter().zip(special).map(|(t, s)| word(t, s)).collect();
-        let refused = |e: String| GrammarError::Vocabulary(shorten(&e));
+        let refused = |e: String| unusable(&shorten(&e));
         // The trie and the slices panic on what they do not expect.
         let factory = panic_utils::catch_unwind(AssertUnwindSafe(|| {
             let info = TokRxInfo::new(words.len() as u32, eos[0]);
@@ -67,7 +67,7 @@ impl Vocabulary {
         &self,
         constrain: &Constrain,
         place: impl Send + 'static,
-    ) -> Result<Grammar, GrammarError> {
+    ) -> Result<Grammar, String> {
         let parser = constrain.grammar()?;
         let matcher = self.matcher(parser, place).map_err(|why| constrain.refused(why))?;
         if let Some(error) = matcher.get_error() {
@@ -76,8 +76,9 @@ impl Vocabulary {
         let (env, pool) = (Arc::clone(self.factory.tok_env()), Arc::clone(&self.pool));
         let grammar = Grammar { matcher, env, pool, is_json: constrain.is_json() };
         // The first mask shows whether the grammar can be followed.
-        let refused = grammar.start().check();
-        refused.map_or(Ok(grammar), |why| Err(constrain.refused(why)))
+        let mut first = grammar.start();
+        let _ = first.allowed();
+        first.error().map_or(Ok(grammar), |why| Err(constrain.refused(why)))
     }
 
     /// Compiles in a thread of its own, which nothing can stop: what waits for it goes on after a
@@ -102,8 +103,12 @@ impl Vocabulary {
     }
 }
 
-fn check(tokens: &[Vec<u8>], special: &[bool], eos: &[u32]) -> Result<(), GrammarError> {
-    let refused = |why: String| Err(GrammarError::Vocabulary(why));
+fn unusable(why: &str) -> String {
+    format!("the model's vocabulary cannot be constrained: {why}")
+}
+
+fn check(tokens: &[Vec<u8>], special: &[bool], eos: &[u32]) -> Result<(), String> {
+    let refused = |why: String| Err(unusable(&why));
     if tokens.is_empty() || u32::try_from(tokens.len()).is_err() {
         return refused(format!("it has {} tokens", tokens.len()));
     }

@@ -11,14 +11,13 @@ use std::sync::Arc;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use super::error::GrammarError;
 use super::{Constrain, Grammar, Mask, Vocabulary};
 
 const EOS: u32 = 256;
 
 impl Vocabulary {
     /// Compiles at once, without a place.
-    fn compile(&self, constrain: &Constrain) -> Result<Grammar, GrammarError> {
+    fn compile(&self, constrain: &Constrain) -> Result<Grammar, String> {
         self.compile_holding(constrain, ())
     }
 }
