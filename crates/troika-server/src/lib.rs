@@ -35,4 +35,4 @@ mod turn;
 mod unpack;
 
 pub use options::{Log, ModelOffer, ServerOptions};
-pub use serve::{Ended, ServerError, serve};
+pub use serve::{Ended, serve};

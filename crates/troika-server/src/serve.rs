@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,7 +12,6 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio_io_timeout::TimeoutStream;
 
 use crate::guard;
@@ -36,11 +34,6 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// How often idle models are looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 
-/// Why a server does not run: a sentence.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ServerError(String);
-
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -53,25 +46,25 @@ pub struct Ended {
 /// Serves until it is told to stop: by Ctrl-C, or by SIGTERM. `listening` is told the address.
 ///
 /// # Errors
-/// The address cannot be listened at, or would be open to others without a key.
+/// A sentence: the address cannot be listened at, or would be open to others without a key.
 pub fn serve(
     options: ServerOptions,
     listening: &mut dyn FnMut(SocketAddr),
-) -> Result<Ended, ServerError> {
+) -> Result<Ended, String> {
     if options.models.is_empty() {
-        return Err(ServerError("there is no model to serve; name one".into()));
+        return Err("there is no model to serve; name one".into());
     }
     if !options.address.ip().is_loopback() && options.keys.is_empty() {
-        return Err(ServerError(format!(
+        return Err(format!(
             "{} can be reached from other machines: give an --api-key that they have to send, or \
              listen at 127.0.0.1",
             options.address
-        )));
+        ));
     }
     // One thread for connections and one for what they do meanwhile: the devices compute on others.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let runtime = runtime.map_err(|e| ServerError(format!("the server has no threads: {e}")))?;
+    let runtime = runtime.map_err(|e| format!("the server has no threads: {e}"))?;
     let ended = runtime.block_on(run(options, listening));
     // Answers that were cut off are given up.
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -81,11 +74,10 @@ pub fn serve(
 async fn run(
     mut options: ServerOptions,
     listening: &mut dyn FnMut(SocketAddr),
-) -> Result<Ended, ServerError> {
+) -> Result<Ended, String> {
     let address = options.address;
-    let refused = |e: io::Error| {
-        ServerError(format!("cannot listen at {address}: {e}; take another --port or --host"))
-    };
+    let refused =
+        |e: io::Error| format!("cannot listen at {address}: {e}; take another --port or --host");
     let listener = TcpListener::bind(address).await.map_err(refused)?;
     options.address = listener.local_addr().map_err(refused)?;
     let server = Arc::new(Server::new(options));
@@ -110,7 +102,7 @@ async fn run(
         tokio::select! {
             terminated = &mut stopped => break terminated,
             done = &mut opened, if !is_opened => match done {
-                Ok(Err(problem)) => return Err(ServerError(problem.message)),
+                Ok(Err(problem)) => return Err(problem.message),
                 _ => is_opened = true,
             },
             accepted = listener.accept() => match accepted {
@@ -182,10 +174,8 @@ impl Drop for Connected {
     }
 }
 
-/// A connection that is closed when its client reads nothing for long.
-type ClientStream = TokioIo<Pin<Box<TimeoutStream<TcpStream>>>>;
-
-/// Serves a connection on a task of its own.
+/// Serves a connection on a task of its own, until the client goes or the server ends, which lets the
+/// last answer end. It is closed when its client reads nothing for long.
 fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
     if server.connections.load(Ordering::Relaxed) >= MOST_CONNECTIONS {
         // Closing it at once is all that can be done in no time.
@@ -196,32 +186,26 @@ fn connect(server: &Arc<Server>, routes: &Router, stream: TcpStream) {
     // Tokens go out as they come.
     let _ = stream.set_nodelay(true);
     let service = TowerToHyperService::new(routes.clone());
-    let closing = server.closing.subscribe();
+    let mut closing = server.closing.subscribe();
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(STALL_TIME));
     tokio::spawn(async move {
+        let _connected = connected;
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIME)
             .max_buf_size(HEAD_BYTES)
             .half_close(false)
             .serve_connection(TokioIo::new(Box::pin(stream)), service);
-        serve_connection(connection, closing).await;
-        drop(connected);
+        let mut connection = std::pin::pin!(connection);
+        let is_gone = tokio::select! {
+            // The server has not failed when a client goes in the middle of an answer.
+            _ = connection.as_mut() => true,
+            _ = closing.wait_for(|closing| *closing) => false,
+        };
+        if !is_gone {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
+        }
     });
-}
-
-/// Serves requests until the client goes or the server ends, which lets the last answer end.
-async fn serve_connection(
-    connection: http1::Connection<ClientStream, TowerToHyperService<Router>>,
-    mut closing: watch::Receiver<bool>,
-) {
-    let mut connection = std::pin::pin!(connection);
-    tokio::select! {
-        // The server has not failed when a client goes in the middle of an answer.
-        _ = connection.as_mut() => return,
-        _ = closing.wait_for(|closing| *closing) => {}
-    }
-    connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
 }

@@ -53,7 +53,7 @@ pub fn run(args: &ServeArgs) -> Result<(), CliError> {
         let key = if has_keys { "; it asks for a key" } else { "" };
         output::note_line(&format!("listening at http://{address} (the page is there, too){key}"));
     });
-    match ended.map_err(|e| CliError::Failure(e.to_string()))? {
+    match ended.map_err(CliError::Failure)? {
         Ended { cut: 0, .. } => Ok(()),
         Ended { cut, terminated } => {
             let told = format!("answers that were cut off: {cut}");
