@@ -2,11 +2,12 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use troika::Source;
+use troika::device::lock;
 
 use crate::ids;
 use crate::metrics::Metrics;
@@ -49,13 +50,9 @@ struct OfferedModel {
 }
 
 impl OfferedModel {
-    fn state(&self) -> MutexGuard<'_, ModelState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The open model. One whose engine failed is not.
     fn open(&self) -> Option<InUse> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let ModelState::Open(host) = &*state else { return None };
         let failed = host.failed.borrow().clone();
         // In use before the lock is given back, so that it is not closed meanwhile.
@@ -65,17 +62,17 @@ impl OfferedModel {
     }
 
     fn has_failed(&self) -> bool {
-        matches!(*self.state(), ModelState::Failed(_))
+        matches!(*lock(&self.state), ModelState::Failed(_))
     }
 
     fn bytes(&self) -> u64 {
-        self.state().host().map_or(0, |host| host.weight_bytes() + host.figures().bytes)
+        lock(&self.state).host().map_or(0, |host| host.weight_bytes() + host.figures().bytes)
     }
 
     /// Closes it if nobody uses it. Returns the model, to be dropped elsewhere,
     /// since that waits for its thread.
     fn close(&self) -> Option<Arc<OpenModel>> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let ModelState::Open(host) = &*state else { return None };
         host.idle()?;
         match std::mem::take(&mut *state) {
@@ -215,7 +212,7 @@ impl Models {
     }
 
     async fn open(&self, model: &Arc<OfferedModel>, room: Option<u64>) -> Result<InUse, Problem> {
-        let before = std::mem::replace(&mut *model.state(), ModelState::Loading);
+        let before = std::mem::replace(&mut *lock(&model.state), ModelState::Loading);
         let (of, metrics, began) = (self.offer_now(model), self.metrics.clone(), self.began);
         let opened =
             tokio::task::spawn_blocking(move || OpenModel::open(&of, room, &metrics, began));
@@ -227,7 +224,7 @@ impl Models {
                     (self.note)(&format!("warning: {}: {warning}", host.name));
                 }
                 let in_use = InUse::new(host.clone());
-                *model.state() = ModelState::Open(host);
+                *lock(&model.state) = ModelState::Open(host);
                 let (bytes, mib) = (self.bytes(), |bytes: u64| bytes.div_ceil(1 << 20));
                 if let Some(most) = self.memory.filter(|most| bytes > *most) {
                     let (needed, most) = (mib(bytes), mib(most));
@@ -238,7 +235,7 @@ impl Models {
                 Ok(in_use)
             }
             Err(why) => {
-                *model.state() = ModelState::Failed(why.clone());
+                *lock(&model.state) = ModelState::Failed(why.clone());
                 let message = format!("the model {} cannot be opened: {why}", model.offer.name);
                 if !matches!(before, ModelState::Failed(known) if known == why) {
                     (self.note)(&message);
@@ -255,7 +252,8 @@ impl Models {
 
     /// Whether a model that nobody uses is open by a plan that no longer counts.
     fn is_outdated(&self, model: &OfferedModel) -> bool {
-        let is_idle = matches!(&*model.state(), ModelState::Open(host) if host.idle().is_some());
+        let is_idle =
+            matches!(&*lock(&model.state), ModelState::Open(host) if host.idle().is_some());
         is_idle && self.on_battery(model) != model.on_battery.load(Ordering::Relaxed)
     }
 
@@ -292,7 +290,7 @@ impl Models {
                 self.give_back().await;
                 continue;
             }
-            let idle = |p: &Arc<OfferedModel>| p.state().host()?.idle();
+            let idle = |p: &Arc<OfferedModel>| lock(&p.state).host()?.idle();
             let longest = self.offered.iter().filter_map(|p| Some((idle(p)?, p)));
             let longest = longest.max_by_key(|(idle, _)| *idle);
             let Some((_, other)) = longest else {
@@ -317,7 +315,7 @@ impl Models {
     /// Has all open models give back what they keep for later.
     async fn give_back(&self) {
         for model in &self.offered {
-            let ModelState::Open(host) = model.state().clone() else { continue };
+            let ModelState::Open(host) = lock(&model.state).clone() else { continue };
             // It waits for a step to end.
             let _ = tokio::task::spawn_blocking(move || host.give_back()).await;
         }
@@ -341,7 +339,7 @@ impl Models {
     /// Closes the models that nobody has used for so long, or for as long as a client has said.
     pub async fn close_idle(&self, keep_alive: Option<Duration>) {
         for model in &self.offered {
-            let ModelState::Open(host) = model.state().clone() else { continue };
+            let ModelState::Open(host) = lock(&model.state).clone() else { continue };
             if host.left(keep_alive) == Some(Duration::ZERO) {
                 drop(host);
                 self.close(model).await;
@@ -368,7 +366,7 @@ impl Models {
             names: [std::slice::from_ref(&p.offer.name), &p.offer.aliases].concat(),
             bytes: p.offer.bytes,
             modified: p.modified,
-            state: p.state().clone(),
+            state: lock(&p.state).clone(),
         };
         self.offered.iter().map(list).collect()
     }

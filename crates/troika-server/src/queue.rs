@@ -9,9 +9,10 @@
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::oneshot;
+use troika::device::lock;
 
 /// Names a client: a key, or the one client of a server without keys.
 pub type ClientId = u64;
@@ -102,7 +103,7 @@ pub struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut state = self.queue.lock();
+        let mut state = lock(&self.queue.state);
         state.free += self.places;
         let took = self.since.elapsed().as_secs_f64();
         state.mean_s += (took - state.mean_s) * 0.1;
@@ -118,10 +119,6 @@ impl FairQueue {
         FairQueue { state: Arc::new(Mutex::new(state)), places, limit, most_urgent }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for places. Whoever stops waiting leaves the queue.
     ///
     /// # Errors
@@ -131,7 +128,7 @@ impl FairQueue {
             return Err(QueueError::TooMany { asked: asked.places, places: self.places });
         }
         let served = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             if state.closed {
                 return Err(QueueError::Closed);
             }
@@ -180,19 +177,19 @@ impl FairQueue {
     }
 
     pub fn waiting(&self) -> usize {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.forget_gone();
         state.waiting()
     }
 
     /// Answers that are computed.
     pub fn running(&self) -> usize {
-        self.places - self.lock().free
+        self.places - lock(&self.state).free
     }
 
     /// Refuses new requests and those that wait.
     pub fn close(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.closed = true;
         state.lines.clear();
     }

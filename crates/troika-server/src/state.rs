@@ -1,9 +1,10 @@
 //! What all requests share.
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
+use troika::device::lock;
 use troika::{EnergyMeter, PowerMeter};
 
 use crate::limits;
@@ -61,8 +62,7 @@ impl Server {
 
     /// Watts since the last call, where they can be read.
     pub fn watts(&self) -> Option<f64> {
-        let mut power = self.power.lock().unwrap_or_else(PoisonError::into_inner);
-        power.as_mut()?.watts()
+        lock(&self.power).as_mut()?.watts()
     }
 }
 
