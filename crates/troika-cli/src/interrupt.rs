@@ -1,28 +1,17 @@
 //! Ctrl-C: the first one ends compiling or generation, the second one the program.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, Weak};
 
 use troika::SessionCanceller;
+use troika::device::lock;
 
 /// Whether the user pressed Ctrl-C.
 #[derive(Clone, Default)]
 pub struct Interrupt {
     pressed: Arc<AtomicBool>,
-    /// Generations that it ends.
-    ends: Arc<Mutex<Vec<(u64, SessionCanceller)>>>,
-}
-
-/// While it exists, Ctrl-C ends a generation at once, even in a long prompt.
-pub struct Ends {
-    interrupt: Interrupt,
-    number: u64,
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.interrupt.all_ends().retain(|(number, _)| *number != self.number);
-    }
+    /// Generations that it ends, as long as somebody holds them.
+    ends: Arc<Mutex<Vec<Weak<SessionCanceller>>>>,
 }
 
 impl Interrupt {
@@ -36,24 +25,22 @@ impl Interrupt {
             if seen.pressed.swap(true, Ordering::SeqCst) {
                 std::process::exit(130);
             }
-            seen.all_ends().iter().for_each(|(_, canceller)| canceller.cancel());
+            lock(&seen.ends).iter().filter_map(Weak::upgrade).for_each(|end| end.cancel());
         });
         interrupt
     }
 
-    /// Makes Ctrl-C end a generation as long as the returned value exists.
-    pub fn ends(&self, canceller: SessionCanceller) -> Ends {
-        let mut all = self.all_ends();
-        let number = all.last().map_or(0, |(last, _)| last + 1);
+    /// Makes Ctrl-C end a generation at once, even in a long prompt, as long as the returned value
+    /// exists.
+    pub fn ends(&self, canceller: SessionCanceller) -> Arc<SessionCanceller> {
+        let canceller = Arc::new(canceller);
+        let mut all = lock(&self.ends);
         if self.pressed() {
             canceller.cancel();
         }
-        all.push((number, canceller));
-        Ends { interrupt: self.clone(), number }
-    }
-
-    fn all_ends(&self) -> MutexGuard<'_, Vec<(u64, SessionCanceller)>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&canceller));
+        canceller
     }
 
     /// Whether Ctrl-C was pressed since the last [`Interrupt::clear`].
