@@ -103,10 +103,12 @@ impl Measuring<'_> {
     /// A table: floats, then each way to compute with outliers.
     fn several(&self, calibration: &CalibrationArgs, ways: &[Outliers]) -> Result<(), CliError> {
         output::write("| outliers | PPL | +/- | against floats |\n| --- | ---: | ---: | ---: |\n")?;
-        let without = calibration.without();
-        let of_ways = ways.iter().map(|way| (way.to_string(), calibration.with(*way)));
+        // NPUs compute with floats where there is no calibration.
+        let none = CalibrationArgs { calibration: None, npu_format: None, ..calibration.clone() };
+        let with = |way: &Outliers| CalibrationArgs { outliers: vec![*way], ..calibration.clone() };
+        let of_ways = ways.iter().map(|way| (way.to_string(), with(way)));
         let mut floats = None;
-        for (name, calibration) in std::iter::once(("floats".into(), without)).chain(of_ways) {
+        for (name, calibration) in std::iter::once(("floats".into(), none)).chain(of_ways) {
             let mut open = self.args.open.clone();
             open.compute.placement.calibration = calibration;
             let measured = self.measure(&open)?;

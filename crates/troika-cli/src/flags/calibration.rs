@@ -84,11 +84,6 @@ pub fn share(text: &str) -> Result<f64, String> {
 }
 
 impl CalibrationArgs {
-    /// The same without a calibration: NPUs compute with floats.
-    pub fn without(&self) -> CalibrationArgs {
-        CalibrationArgs { calibration: None, npu_format: None, ..self.clone() }
-    }
-
     /// Sets the calibration from its file.
     pub fn apply(&self, options: &mut OpenOptions) -> Result<(), CliError> {
         options.devices.npu.attention = self.npu_attention;
@@ -142,10 +137,5 @@ impl CalibrationArgs {
         let (file, groups) = (file.clone(), false);
         let options = CalibrationOptions { calibration, file, bits, groups, outliers };
         Ok(NpuNumbers::Calibrated(options))
-    }
-
-    /// The same flags for one of several ways.
-    pub fn with(&self, way: Outliers) -> CalibrationArgs {
-        CalibrationArgs { outliers: vec![way], ..self.clone() }
     }
 }

@@ -6,10 +6,10 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use troika::OpenOptions;
 use troika::plan::Phase;
 use troika::plan::median;
 use troika::trace::{Span, Tracer};
-use troika::{Model, OpenOptions};
 use troika_lab::Subject;
 
 use super::print::BenchRows;
@@ -60,26 +60,20 @@ fn measure(
     let model = super::open(subject, options, tracer.clone())?;
     let (mut times, mut kernels) = (Vec::new(), Vec::new());
     let each = |t: Duration| t.as_secs_f64() * 1e6 / tokens as f64;
+    let (ids, mut logits) = (super::ids(tokens, 0, model.spec().vocab), Vec::new());
     // The first run warms caches up and is not counted.
     for i in 0..=args.repetitions {
         tracer.take();
-        let time = decode(&model, tokens)?;
+        let (mut session, start) = (model.fresh_session()?, Instant::now());
+        for id in ids.chunks(1) {
+            super::feed(&mut session, Phase::Decode, id, &mut logits)?;
+        }
         if i > 0 {
-            times.push(each(time));
+            times.push(each(start.elapsed()));
             kernels.push(each(device_time(&tracer.take())));
         }
     }
     Ok(Cost { token: median(times).unwrap_or(0.0), kernels: median(kernels).unwrap_or(0.0) })
-}
-
-/// The time of decoding some tokens.
-fn decode(model: &Model, tokens: usize) -> Result<Duration, CliError> {
-    let ids = super::ids(tokens, 0, model.spec().vocab);
-    let mut logits = Vec::new();
-    let mut session = model.fresh_session()?;
-    let start = Instant::now();
-    ids.chunks(1).try_for_each(|id| super::feed(&mut session, Phase::Decode, id, &mut logits))?;
-    Ok(start.elapsed())
 }
 
 /// The time in which any device worked. Overlapping work counts once, so that the rest of a token
