@@ -102,7 +102,7 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
             "/bye" | "/exit" | "/quit" => return Ok(()),
             "/help" | "/?" => output::note(HELP),
             "/clear" => {
-                chat.clear()?;
+                (chat.messages, chat.session) = (system(args), model.session()?);
                 output::note("the conversation starts over\n");
             }
             _ => {
@@ -115,12 +115,6 @@ pub fn run(model: &Model, args: &RunArgs, interrupt: &Interrupt) -> Result<(), C
 }
 
 impl Chat<'_> {
-    fn clear(&mut self) -> Result<(), CliError> {
-        self.messages = system(self.args);
-        self.session = self.model.session()?;
-        Ok(())
-    }
-
     /// One turn. The conversation continues without a failed turn.
     fn turn(&mut self, line: &str) -> Result<(), CliError> {
         self.interrupt.clear();

@@ -119,9 +119,16 @@ impl PromptLines<'_> {
             while let Some(answered) = early.remove(&printed.answers) {
                 printed.failed += usize::from(answered.is_err());
                 printed.tokens += answered.as_ref().map_or(0, |(out, _)| out.tokens.len());
-                let result = match self.args.json {
-                    true => print_json(self.model, self.source, answered),
-                    false => print(printed.answers, &self.lines[printed.answers], answered),
+                let result = match (self.args.json, answered) {
+                    (false, answered) => {
+                        print(printed.answers, &self.lines[printed.answers], answered)
+                    }
+                    (true, Ok((out, time))) => {
+                        output::json_line(&stats::json(self.model, self.source, &out, Some(time)))
+                    }
+                    (true, Err(e)) => {
+                        output::json_line(&json!({ "error": output::shortened(&e.to_string()) }))
+                    }
                 };
                 if result.is_err() {
                     // Nobody reads any more: what is under way ends, too.
@@ -133,17 +140,6 @@ impl PromptLines<'_> {
         }
         Ok(printed)
     }
-}
-
-fn print_json(
-    model: &Model,
-    source: &Source,
-    answered: Result<Answered, CliError>,
-) -> Result<(), CliError> {
-    output::json_line(&match answered {
-        Ok((out, time)) => stats::json(model, source, &out, Some(time)),
-        Err(e) => json!({ "error": output::shortened(&e.to_string()) }),
-    })
 }
 
 /// An answer under the number and the beginning of its prompt.
