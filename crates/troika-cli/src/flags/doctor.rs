@@ -6,8 +6,8 @@ use clap::Args;
 use troika_hub::HubOptions;
 
 use super::npu::npu_settings;
-use super::ps::DEFAULT_PORT;
 use super::quant::cache_or_default;
+use super::serve::DEFAULT_PORT;
 use crate::doctor::HostMachine;
 
 /// `troika doctor`.

@@ -8,7 +8,6 @@ mod effect;
 mod experts;
 mod export;
 mod help;
-mod keys;
 mod models;
 mod npu;
 mod one_dash;
@@ -16,9 +15,7 @@ mod open;
 mod overwrite;
 mod parse;
 pub mod placement;
-mod ps;
 mod quant;
-mod routing;
 mod sampling;
 mod serve;
 mod sharing;
@@ -34,13 +31,11 @@ pub use npu::{COMPILE_VERB, npu_settings};
 pub use open::{OpenArgs, RENDER_VERB, chat_helper};
 pub use parse::parse;
 pub use placement::{named_apart, profile_at};
-pub use ps::{DEFAULT_PORT, PsArgs};
 pub use quant::cache_or_default;
-pub use routing::UnseenArgs;
-pub use serve::ServeArgs;
+pub use serve::{DEFAULT_PORT, PsArgs, ServeArgs};
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use verbs::{
     BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ExportArgs, ManArgs,
     ModelArgs, PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs,
-    TableFlag, TokenizeArgs, TrainPredictorArgs,
+    TableFlag, TokenizeArgs, TrainPredictorArgs, UnseenArgs,
 };

@@ -1,4 +1,4 @@
-//! The flags of `troika serve`.
+//! The flags of `troika serve` and `troika ps`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,12 +8,50 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use troika::Pooling;
 
-use super::keys::KeyArgs;
 use super::open::OpenArgs;
 use super::placement::PlanFileArgs;
 use super::quant::mib;
 use super::sharing::SharingArgs;
 use super::types::sequence_count;
+use crate::error::CliError;
+
+/// The port of servers.
+pub const DEFAULT_PORT: u16 = 8080;
+
+/// Keys of a server.
+#[derive(Args)]
+pub struct KeyArgs {
+    /// A key of the server, which clients send; may be repeated (ps sends the first)
+    #[arg(long = "api-key", value_name = "KEY", env = "TROIKA_API_KEY", hide_env_values = true)]
+    #[arg(value_delimiter = ',')]
+    keys: Vec<String>,
+    /// A file of keys, one a line
+    #[arg(long, value_name = "FILE", env = "TROIKA_API_KEY_FILE")]
+    api_key_file: Option<PathBuf>,
+}
+
+impl KeyArgs {
+    /// All keys.
+    ///
+    /// # Errors
+    /// An empty key, or a file that cannot be read or has none.
+    pub fn all(&self) -> Result<Vec<String>, CliError> {
+        let mut keys = self.keys.clone();
+        if let Some(file) = &self.api_key_file {
+            let wrong = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
+            let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+            let before = keys.len();
+            keys.extend(text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_string));
+            if keys.len() == before {
+                return Err(wrong("it holds no key; write one on a line".into()));
+            }
+        }
+        match keys.iter().any(|key| key.trim().is_empty()) {
+            true => Err(CliError::Usage("--api-key is empty; give a key, or leave it out".into())),
+            false => Ok(keys),
+        }
+    }
+}
 
 /// `troika serve`.
 #[derive(Args)]
@@ -42,7 +80,7 @@ pub struct ServeArgs {
     #[arg(long, default_value = "127.0.0.1", env = "TROIKA_HOST")]
     pub host: String,
     /// Port; 0: a free one
-    #[arg(long, default_value_t = 8080, env = "TROIKA_PORT")]
+    #[arg(long, default_value_t = DEFAULT_PORT, env = "TROIKA_PORT")]
     pub port: u16,
     #[command(flatten)]
     pub keys: KeyArgs,
@@ -103,6 +141,24 @@ pub struct ServeArgs {
     pub open: OpenArgs,
     #[command(flatten)]
     pub plan: PlanFileArgs,
+}
+
+/// `troika ps`.
+#[derive(Args)]
+pub struct PsArgs {
+    /// Where the server listens
+    #[arg(long, value_name = "NAME", default_value = "127.0.0.1", env = "TROIKA_HOST")]
+    pub host: String,
+    /// Its port
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_PORT, env = "TROIKA_PORT")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: u16,
+    /// Its keys, of which the first is sent
+    #[command(flatten)]
+    pub keys: KeyArgs,
+    /// Print what the server says as JSON
+    #[arg(long, env = "TROIKA_JSON")]
+    pub json: bool,
 }
 
 /// A time of 0 or more.

@@ -21,10 +21,8 @@ use super::models::{LsArgs, PullArgs, RmArgs};
 use super::npu::NpuProfilingArgs;
 use super::open::{ComputeArgs, OpenArgs};
 use super::placement::{self, PlanFileArgs};
-use super::ps::PsArgs;
-use super::routing::UnseenArgs;
 use super::sampling::SamplingArgs;
-use super::serve::ServeArgs;
+use super::serve::{PsArgs, ServeArgs};
 use super::sharing::SharingArgs;
 use super::simulate::{ReproduceArgs, SimulateArgs};
 use super::types::{CACHE_TYPES, QUANTS, one_of, sequence_count, thread_count};
@@ -126,6 +124,15 @@ pub struct SubjectArgs {
     /// Random weights of a known shape instead of a model: qwen3-0.6b, llama-3.2-1b:Q4_K_M, ...
     #[arg(long, value_name = "SHAPE", conflicts_with_all = ["positional", "model"])]
     pub synthetic: Option<String>,
+}
+
+/// Texts to try on what another text showed.
+#[derive(Args)]
+pub struct UnseenArgs {
+    /// A text to try the result on, for models with experts; may be repeated [default: the last
+    /// quarter of the text, for what the first three show]
+    #[arg(long, value_name = "FILE")]
+    pub unseen: Vec<PathBuf>,
 }
 
 /// `troika run`.
