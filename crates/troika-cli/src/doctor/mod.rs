@@ -4,13 +4,12 @@ mod cpu;
 mod disk;
 mod energy;
 mod finding;
-mod hub;
 mod machine;
 mod memory;
 mod model;
+mod network;
 mod nodes;
 mod npu;
-mod port;
 
 pub use finding::{Finding, FindingState};
 pub use machine::HostMachine;
@@ -35,9 +34,9 @@ const CHECKS: &[Examination] = &[
     nodes::without_driver,
     nodes::graphics,
     energy::counters,
-    hub::token,
-    hub::online,
-    port::free,
+    network::token,
+    network::hub,
+    network::port,
 ];
 
 /// Looks at everything.

@@ -1,8 +1,8 @@
-//! The measurements of `troika doctor --report`.
+//! The measurements of `troika doctor --report`, and the time that they may take.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use troika::device::DeviceError;
@@ -14,10 +14,10 @@ use troika::{
 };
 use troika_lab::{HandOverBy, ProfileOptions, Shape, Subject, measure_hand_overs, profile};
 
-use super::budget::Budget;
 use super::presets::SMALL;
 use crate::cmd::bench;
 use crate::error::CliError;
+use crate::interrupt::Interrupt;
 use crate::progress::counting;
 
 /// Tokens of prompts, and how many are decoded.
@@ -27,6 +27,31 @@ const DECODED: usize = 16;
 /// prompts with it: only to foresee how many layers there is time for.
 const MADE: f64 = 9e-9;
 const COMPUTED: f64 = 34e-9;
+
+/// The time that is left, which Ctrl-C ends.
+#[derive(Clone)]
+pub struct Budget {
+    pub end: Instant,
+    pub interrupt: Interrupt,
+}
+
+impl Budget {
+    /// What is left.
+    pub fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether there is some.
+    pub fn goes_on(&self) -> bool {
+        !self.interrupt.pressed() && !self.left().is_zero()
+    }
+
+    /// The part of one of several steps: twice its share, since many need less.
+    pub fn part(&self, steps: usize) -> Budget {
+        let part = (self.left() * 2 / steps as u32).min(self.left());
+        Budget { end: Instant::now() + part, ..self.clone() }
+    }
+}
 
 /// What was measured, for people and in numbers.
 pub type Measured = Result<(String, Value), CliError>;

@@ -1,6 +1,5 @@
 //! `troika doctor`.
 
-mod budget;
 mod measure;
 mod presets;
 mod read;

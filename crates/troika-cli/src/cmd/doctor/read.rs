@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::budget::VERSION;
 use crate::error::CliError;
 use crate::output::{self, printable};
+
+/// The version of the format of reports.
+pub const VERSION: u64 = 1;
 
 /// Prints reports side by side, as a table.
 pub fn run(files: &[PathBuf]) -> Result<(), CliError> {

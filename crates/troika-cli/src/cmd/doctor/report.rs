@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use troika::npu::{NpuSpec, survey};
 use troika::{DeviceOptions, gpu_adapters, instruction_sets, open_devices};
 
-use super::budget::{Budget, VERSION};
+use super::measure::Budget;
 use super::presets::SHAPES;
 use super::{measure, read};
 use crate::doctor::{Finding, HostMachine, examine};
@@ -210,7 +210,7 @@ impl<'a> Report<'a> {
     /// Writes what is there so far, and returns it.
     fn write(&self) -> Result<Value, CliError> {
         let value = json!({
-            "version": VERSION, "report_of": "troika", "troika": env!("CARGO_PKG_VERSION"),
+            "version": read::VERSION, "report_of": "troika", "troika": env!("CARGO_PKG_VERSION"),
             "commit": env!("TROIKA_COMMIT"),
             "state": self.state, "seconds": self.start.elapsed().as_secs(),
             "skipped": self.skipped, "entries": self.entries,
