@@ -3,39 +3,35 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::error::HubError;
 use super::name::{RepoSpec, is_safe_path};
 use super::select::{CONFIG, INDEX, SelectError, Selection, select};
 
 /// How many folders deep a snapshot is searched.
 const DEPTH: usize = 4;
 
-/// Something that the cache lacks.
-#[derive(Debug)]
-pub struct Gap {
-    /// What is missing.
-    pub missing: String,
-    /// Where it was expected.
-    pub place: PathBuf,
-}
-
 /// The model's path in the cache, if it is complete.
 ///
 /// # Errors
-/// What is missing.
-pub fn lookup(dir: &Path, spec: &RepoSpec) -> Result<PathBuf, Gap> {
+/// What is missing, and where it was expected.
+pub fn lookup(dir: &Path, spec: &RepoSpec) -> Result<PathBuf, HubError> {
+    let absent = |missing: &str, place: &Path| {
+        let place = place.display();
+        let advice =
+            "run once without HF_HUB_OFFLINE to fetch it, or give a folder or a .gguf file";
+        HubError::of(&spec.model, format!("{missing} is not in the cache at {place}; {advice}"))
+    };
     let home = dir.join(spec.folder());
     if !home.is_dir() {
-        return Err(Gap { missing: "the model".to_string(), place: dir.to_path_buf() });
+        return Err(absent("the model", dir));
     }
-    let snapshot = snapshot(&home, &spec.revision).ok_or_else(|| Gap {
-        missing: format!("revision `{}`", spec.revision),
-        place: home.clone(),
-    })?;
-    let gap = |missing: String| Gap { missing, place: snapshot.clone() };
+    let snapshot = snapshot(&home, &spec.revision)
+        .ok_or_else(|| absent(&format!("revision `{}`", spec.revision), &home))?;
     let names = files(&snapshot);
-    let selection = select(&names, &spec.wanted).map_err(|unfit| gap(describe(unfit)))?;
+    let selection =
+        select(&names, &spec.wanted).map_err(|unfit| absent(&describe(unfit), &snapshot))?;
     match missing_file(&snapshot, &names, &selection) {
-        Some(name) => Err(gap(name)),
+        Some(name) => Err(absent(&name, &snapshot)),
         None => Ok(entry(&snapshot, &selection)),
     }
 }

@@ -1,4 +1,4 @@
-//! One fetch: its parameters, and its errors.
+//! One fetch: its parameters, what is told of it, and its errors.
 
 use std::fmt::Display;
 use std::io;
@@ -8,7 +8,33 @@ use super::http::{Limits, Trouble};
 use super::name::RepoSpec;
 use super::options::without_user;
 use super::select::SelectError;
-use super::{HubError, HubOptions, Progress};
+use super::{HubError, HubOptions};
+
+/// Events while a model is fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Progress<'a> {
+    /// Files are missing and will be fetched.
+    Start {
+        /// The model as the user named it.
+        model: &'a str,
+        /// Number of files.
+        files: usize,
+        /// Their total bytes, if the Hub tells.
+        bytes: Option<u64>,
+    },
+    /// Progress of one file; bytes from earlier attempts count.
+    File {
+        /// Name in the repository.
+        name: &'a str,
+        /// Bytes fetched.
+        done: u64,
+        /// All bytes.
+        total: u64,
+    },
+    /// A note for the user: a line of text.
+    Note(&'a str),
+}
 
 /// The parameters of a fetch. Also makes errors that name them.
 pub struct FetchJob<'a> {

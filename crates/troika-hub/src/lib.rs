@@ -25,7 +25,6 @@ mod lock;
 mod name;
 mod options;
 mod pointers;
-mod progress;
 mod removal;
 mod select;
 #[cfg(test)]
@@ -36,8 +35,8 @@ use std::path::{Path, PathBuf};
 pub use error::HubError;
 pub use glimpse::{Glimpse, Offer, Verdict};
 pub use inventory::{HubModel, Inventory, UnusableRepository, WeightFormat, inventory};
+pub use job::Progress;
 pub use options::HubOptions;
-pub use progress::Progress;
 pub use removal::Removal;
 
 use http::Limits;
@@ -136,13 +135,7 @@ fn resolve_within(
     }
     let (spec, dir) = parsed(model, options)?;
     if options.offline {
-        let absent = |gap: cache::Gap| {
-            let (missing, place) = (gap.missing, gap.place.display());
-            let advice =
-                "run once without HF_HUB_OFFLINE to fetch it, or give a folder or a .gguf file";
-            HubError::of(model, format!("{missing} is not in the cache at {place}; {advice}"))
-        };
-        return cache::lookup(dir, &spec).map_err(absent);
+        return cache::lookup(dir, &spec);
     }
     let error = match fetch::fetch(&FetchJob { spec: &spec, dir, options, limits, progress }) {
         Err(error @ HubError::Network { .. }) => error,

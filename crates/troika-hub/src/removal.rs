@@ -29,8 +29,10 @@ pub struct Removal {
     /// The name of the repository's folder in it.
     folder: String,
     extent: Extent,
-    bytes: u64,
-    names: Vec<String>,
+    /// The bytes that will become free.
+    pub bytes: u64,
+    /// The names of the models that go.
+    pub names: Vec<String>,
 }
 
 /// How much of a repository goes.
@@ -101,16 +103,6 @@ impl Removal {
         let entries = self.read(&snapshots, std::fs::read_dir(&snapshots))?;
         let part = Extent::Part { commit, names: None };
         Ok(if entries.count() > 1 { part } else { Extent::Repository })
-    }
-
-    /// The names of the models that go.
-    pub fn models(&self) -> &[String] {
-        &self.names
-    }
-
-    /// The bytes that will become free.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Removes it. Returns the bytes that became free: none of what is gone already.

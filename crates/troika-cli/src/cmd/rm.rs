@@ -33,7 +33,7 @@ pub fn run(args: &RmArgs) -> Result<(), CliError> {
     for (model, removal) in args.models.iter().zip(&plans) {
         let own = removal.run()?;
         freed += own;
-        names.extend(removal.models().iter().cloned());
+        names.extend(removal.names.iter().cloned());
         if !args.json {
             let (model, size) = (printable(model), bytes(own));
             output::write(&format!("{model} is removed, {size}\n"))?;
@@ -49,8 +49,8 @@ fn confirmed(models: &[String], plans: &[Removal]) -> Result<bool, CliError> {
         return Err(CliError::Usage(why.into()));
     }
     for (model, removal) in models.iter().zip(plans) {
-        output::note_line(&format!("{model}, {}:", bytes(removal.bytes())));
-        for name in removal.models() {
+        output::note_line(&format!("{model}, {}:", bytes(removal.bytes)));
+        for name in &removal.names {
             output::note_line(&format!("  {name}"));
         }
     }

@@ -6,7 +6,7 @@ use crate::lock::Locks;
 
 fn remove(model: &str, dir: &Path) -> Result<u64, HubError> {
     let removal = Removal::plan(model, &options(dir))?;
-    let (planned, freed) = (removal.bytes(), removal.run()?);
+    let (planned, freed) = (removal.bytes, removal.run()?);
     assert_eq!(freed, planned);
     Ok(freed)
 }
@@ -38,7 +38,7 @@ fn a_repository_goes_whole_and_others_stay() {
     cached(dir, "models--o--other", &MODEL);
     let before = tree(&dir.join("models--o--other"));
     let plan = Removal::plan("o/n", &options(dir)).expect("a plan");
-    assert_eq!((plan.models(), plan.bytes()), (&["o/n".to_string()][..], 9 + SHA.len() as u64));
+    assert_eq!((&plan.names[..], plan.bytes), (&["o/n".to_string()][..], 9 + SHA.len() as u64));
     assert_eq!(names(dir), ["o/n", "o/other"]);
     plan.run().expect("removed");
     assert_eq!(tree(&dir.join("models--o--other")), before);
