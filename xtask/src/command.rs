@@ -1,5 +1,6 @@
 //! Programs that the chores run.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -48,17 +49,24 @@ pub fn build_troika(root: &Path) -> Result<PathBuf> {
     Ok(target.join("release/troika"))
 }
 
-/// The Python of an environment in `dir` with these packages. The environment is made and the
-/// packages are installed if need be.
-pub fn python(dir: &Path, packages: &[&str]) -> Result<PathBuf> {
+/// Runs the script `xtask/NAME` with these arguments, by the Python of an environment in `target`
+/// with these packages. The environment is made and the packages are installed if need be.
+pub fn script(
+    root: &Path,
+    name: &str,
+    environment: &str,
+    packages: &[&str],
+    args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Result<()> {
+    let dir = root.join("target").join(environment);
     let python = dir.join("bin/python");
     if !python.exists() {
-        text(Command::new("python3").args(["-m", "venv"]).arg(dir), "python3 -m venv")?;
+        text(Command::new("python3").args(["-m", "venv"]).arg(&dir), "python3 -m venv")?;
     }
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "-q", "--disable-pip-version-check"]);
     text(pip.args(packages), "pip install")?;
-    Ok(python)
+    run(Command::new(python).arg(root.join("xtask").join(name)).args(args), name)
 }
 
 /// A sentence about a file.

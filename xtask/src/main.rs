@@ -4,7 +4,6 @@
 
 mod aarch64;
 mod command;
-mod dist;
 mod fuzz;
 mod models;
 mod peers;
@@ -16,6 +15,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+
+/// What `xtask/dist.py` needs, in the versions that it is tested with.
+const DIST_PACKAGES: &[&str] = &["maturin==1.16.0", "ziglang==0.17.1"];
 
 /// Project chores.
 #[derive(Parser)]
@@ -54,7 +56,9 @@ fn main() -> ExitCode {
     let (name, result) = match Chore::parse() {
         Chore::Aarch64 => ("aarch64", aarch64::run(&root)),
         Chore::BuiltIn => ("built-in", models::built_in(&root)),
-        Chore::Dist { args } => ("dist", dist::run(&root, args)),
+        Chore::Dist { args } => {
+            ("dist", command::script(&root, "dist.py", "dist/tools", DIST_PACKAGES, args))
+        }
         Chore::Fuzz(options) => ("fuzz", fuzz::run(&root, &options)),
         Chore::Loom => ("loom", loom(&root)),
         Chore::Model { args } => ("model", models::run(&root, args)),

@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::Command;
 
 use crate::command::{self, Result};
 
@@ -14,8 +13,7 @@ pub const BUILT_IN: &str = "tiny-moe";
 
 /// Runs the script with these arguments. `root` is the workspace.
 pub fn run(root: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
-    let python = command::python(&root.join("target/models"), PACKAGES)?;
-    command::run(Command::new(python).arg(root.join("xtask/models.py")).args(args), "models.py")
+    command::script(root, "models.py", "models", PACKAGES, args)
 }
 
 /// Writes the built-in model as GGUF, with matrices of a type.

@@ -56,14 +56,8 @@ fn line(row: &str) -> Option<Line> {
     let (prompt, rate): (u64, f64) = (prompt.parse().ok()?, rate.parse().ok()?);
     let depth = if prompt == 1 { 0 } else { prompt };
     let (generate, sequences) = (generate.parse().ok()?, sequences.parse().ok()?);
-    Some(Line {
-        test: Test { prompt: 0, generate, depth, sequences },
-        samples: vec![rate],
-        size: 0,
-        limit: String::new(),
-        per_token: None,
-        limits: Vec::new(),
-    })
+    let test = Test { prompt: 0, generate, depth, sequences };
+    Some(Line { test, samples: vec![rate], ..Line::default() })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::command::Result;
 
 /// What was measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Test {
     /// Tokens of a prompt, or 0.
     pub prompt: u64,
@@ -18,7 +18,7 @@ pub struct Test {
 }
 
 /// A line of a benchmark's JSON.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
     pub test: Test,
     /// Tokens per second of each repetition.
