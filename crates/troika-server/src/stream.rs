@@ -46,15 +46,11 @@ pub trait EventWriter: Send + 'static {
 
 /// Writes an event with data alone.
 pub fn data(value: &Value, out: &mut String) {
-    out.push_str("data: ");
-    out.push_str(&value.to_string());
-    out.push_str("\n\n");
+    out.push_str(&format!("data: {value}\n\n"));
 }
 
 pub fn named(name: &str, value: &Value, out: &mut String) {
-    out.push_str("event: ");
-    out.push_str(name);
-    out.push('\n');
+    out.push_str(&format!("event: {name}\n"));
     data(value, out);
 }
 

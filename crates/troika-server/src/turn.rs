@@ -20,9 +20,6 @@ use crate::state::{Server, apart};
 /// How long a grammar waits for others to be compiled.
 const COMPILE_WAIT: Duration = Duration::from_secs(30);
 
-/// Seconds after which a client may ask again whose grammar had no turn.
-const COMPILE_AGAIN: u64 = 5;
-
 /// A request of a client to a model, with the time by which it has to be done.
 #[derive(Clone)]
 pub struct Turn {
@@ -135,7 +132,7 @@ impl Turn {
         let turn = tokio::time::timeout(COMPILE_WAIT, self.enter(&self.server.grammars, 1)).await;
         let permit = turn.map_err(|_| {
             let message = "many grammars wait to be compiled; try again later";
-            let retry_after = Some(COMPILE_AGAIN);
+            let retry_after = Some(5);
             Problem { retry_after, ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, message) }
         })??;
         // Another request may have had the same one.

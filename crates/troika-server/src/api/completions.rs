@@ -110,7 +110,8 @@ async fn begin(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<ChatStream
 
 /// The prompt as a part of the answer, if that is asked for.
 async fn echoed(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<CompletionText, Problem> {
-    let mut text = CompletionText::new(asked.logprobs.is_some());
+    let with_logprobs = asked.logprobs.is_some();
+    let mut text = CompletionText { with_logprobs, ..CompletionText::default() };
     if !asked.echo {
         return Ok(text);
     }
@@ -119,11 +120,9 @@ async fn echoed(turn: &Turn, asked: &Asked, prompt: &Prompt) -> Result<Completio
     let known = prompt_logprobs(turn, &prompt.ids, top).await?;
     // Nothing precedes the first token.
     let all = std::iter::once(None).chain(known.into_iter().map(Some));
-    prompt
-        .ids
-        .iter()
-        .zip(all)
-        .for_each(|(id, logprobs)| text.add(&turn.host, *id, logprobs.as_ref()));
+    for (id, logprobs) in prompt.ids.iter().zip(all) {
+        text.add(&turn.host, *id, logprobs.as_ref());
+    }
     Ok(text)
 }
 
@@ -169,10 +168,6 @@ struct CompletionText {
 }
 
 impl CompletionText {
-    fn new(with_logprobs: bool) -> CompletionText {
-        CompletionText { with_logprobs, ..CompletionText::default() }
-    }
-
     fn add(&mut self, host: &InUse, token: u32, logprobs: Option<&Logprobs>) {
         let tokenizer = host.model.tokenizer();
         let bytes = |id| tokenizer.and_then(|t| t.token_bytes(id)).unwrap_or_default();
@@ -236,9 +231,8 @@ impl CompletionWriter {
     }
 
     fn more(&mut self, index: usize, text: String, logprobs: &[TokenLogprob], out: &mut String) {
-        let mut part = CompletionText::new(self.form.logprobs);
-        part.text = text;
-        part.end = self.at[index];
+        let (with_logprobs, end) = (self.form.logprobs, self.at[index]);
+        let mut part = CompletionText { text, with_logprobs, end, ..CompletionText::default() };
         logprobs.iter().for_each(|l| part.add(&self.form.host, l.token, Some(&l.logprobs)));
         self.at[index] = part.end;
         self.chunk(index, &part, Value::Null, out);

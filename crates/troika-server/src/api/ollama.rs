@@ -324,8 +324,7 @@ struct OllamaWriter {
 
 impl OllamaWriter {
     fn line(value: &Value, out: &mut String) {
-        out.push_str(&value.to_string());
-        out.push('\n');
+        out.push_str(&format!("{value}\n"));
     }
 
     /// Tells of a call that is complete.
