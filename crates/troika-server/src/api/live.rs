@@ -1,4 +1,4 @@
-//! What the page shows: what runs where, now.
+//! What the server does now: for the page, `/health` and `/metrics`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
@@ -18,6 +19,7 @@ use super::Answer;
 use crate::json_request;
 use crate::models::{ListedModel, ModelState};
 use crate::open_model::{OpenModel, Watcher};
+use crate::problem::Problem;
 use crate::record::Record;
 use crate::state::Server;
 use crate::stream;
@@ -27,6 +29,31 @@ const EVERY: Duration = Duration::from_millis(250);
 
 /// The most spans of an event: more cannot be seen.
 const SPANS: usize = 2_000;
+
+/// Whether requests are served: not while the first model is being opened, or when all have failed.
+pub async fn health(State(server): State<Arc<Server>>) -> Answer {
+    let states: Vec<ModelState> = server.models.list().into_iter().map(|l| l.state).collect();
+    let failed = states.iter().find_map(|state| match state {
+        ModelState::Failed(why) => Some(why.clone()),
+        _ => None,
+    });
+    let is = |wanted: fn(&ModelState) -> bool| states.iter().any(wanted);
+    let why = match (is(|s| matches!(s, ModelState::Loading)), failed) {
+        _ if is(|s| matches!(s, ModelState::Open(_))) => None,
+        (true, _) => Some("the model is being opened".into()),
+        (false, failed) => failed.filter(|_| !is(|s| matches!(s, ModelState::Closed))),
+    };
+    let Some(why) = why else { return Ok(json_request::json(&json!({"status": "ok"}))) };
+    let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, why);
+    Err(Problem { retry_after: Some(1), ..problem })
+}
+
+pub async fn metrics(State(server): State<Arc<Server>>) -> Response {
+    server.metrics.queued.set(server.queue.waiting() as i64);
+    server.metrics.running.set(server.queue.running() as i64);
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(CONTENT_TYPE, kind)], server.metrics.text()).into_response()
+}
 
 pub async fn status(State(server): State<Arc<Server>>) -> Response {
     json_request::json(&status_of(&server))

@@ -6,7 +6,6 @@ mod completions;
 mod constrain;
 mod embeddings;
 mod ggml;
-mod health;
 mod live;
 mod models;
 mod ollama;
@@ -17,7 +16,6 @@ mod request;
 mod responses;
 mod responses_form;
 mod responses_input;
-mod responses_stream;
 mod thinking;
 mod tokens;
 
@@ -36,9 +34,9 @@ type Answer = Result<Response, Problem>;
 
 pub fn routes() -> Router<Arc<Server>> {
     let routes = Router::new()
-        .route("/health", get(health::health))
-        .route("/v1/health", get(health::health))
-        .route("/metrics", get(health::metrics))
+        .route("/health", get(live::health))
+        .route("/v1/health", get(live::health))
+        .route("/metrics", get(live::metrics))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/tokenizer_info", get(tokens::info))
