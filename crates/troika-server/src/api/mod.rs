@@ -11,7 +11,6 @@ mod models;
 mod ollama;
 mod ollama_models;
 mod prompts;
-mod props;
 mod request;
 mod responses;
 mod responses_form;
@@ -61,9 +60,9 @@ pub fn routes() -> Router<Arc<Server>> {
         .route("/embedding", post(embeddings::ggml_embeddings))
         .route("/embeddings", post(embeddings::ggml_embeddings))
         .route("/models", get(models::ggml_list))
-        .route("/props", get(props::props))
-        .route("/slots", get(props::slots))
-        .route("/lora-adapters", get(props::lora_adapters));
+        .route("/props", get(models::props))
+        .route("/slots", get(models::slots))
+        .route("/lora-adapters", get(models::lora_adapters));
     routes
         .route("/api/version", get(ollama_models::version))
         .route("/api/tags", get(ollama_models::tags))
