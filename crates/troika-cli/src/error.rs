@@ -2,8 +2,11 @@
 //! file's contents do not count as usage, whatever flag names the file: models, plans, profiles,
 //! SoCs and configs that cannot be used are failures.
 
+use std::fmt::Display;
 use std::io;
+use std::path::Path;
 
+use troika::device::DeviceError;
 use troika::engine::{EngineError, KvError};
 use troika::plan::PlanError;
 use troika::program::ProgramError;
@@ -97,6 +100,12 @@ fn of_lab(error: &LabError) -> u8 {
     }
 }
 
+impl From<DeviceError> for CliError {
+    fn from(error: DeviceError) -> CliError {
+        CliError::Troika(error.into())
+    }
+}
+
 impl From<LabError> for CliError {
     fn from(error: LabError) -> CliError {
         match error {
@@ -107,6 +116,11 @@ impl From<LabError> for CliError {
 }
 
 impl CliError {
+    /// A file that cannot be used.
+    pub fn of_file(file: &Path, why: impl Display) -> CliError {
+        CliError::Failure(format!("{}: {why}", file.display()))
+    }
+
     /// The error for a given plan: messages that name -c otherwise name the plan.
     pub fn in_plan(self, is_given: bool) -> CliError {
         match self {

@@ -29,14 +29,12 @@ fn read_stdin() -> Result<String, CliError> {
 
 /// A file's text, without a byte order mark.
 pub fn read_file(file: &Path) -> Result<String, CliError> {
-    let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
-    read_text(file).map(without_mark).map_err(|e| failed(e.to_string()))
+    read_text(file).map(without_mark).map_err(|e| CliError::of_file(file, e))
 }
 
 /// A file's bytes.
 pub fn read_bytes(file: &Path) -> Result<Vec<u8>, CliError> {
-    let failed = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
-    std::fs::File::open(file).and_then(read_all).map_err(|e| failed(e.to_string()))
+    std::fs::File::open(file).and_then(read_all).map_err(|e| CliError::of_file(file, e))
 }
 
 /// Some editors write the mark U+FEFF before a text; a model would read it as a word.

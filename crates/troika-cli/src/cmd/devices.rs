@@ -21,7 +21,7 @@ pub fn run(args: &DevicesArgs) -> Result<(), CliError> {
     output::keep_apart();
     let npu = npu_settings();
     let options = DeviceOptions { threads: args.threads, devices, npu, ..DeviceOptions::default() };
-    let devices = open_devices(&options).map_err(|e| CliError::Troika(e.into()))?;
+    let devices = open_devices(&options)?;
     let cache_dir = cache_or_default(args.cache_dir.as_deref());
     let gpu = GpuSettings { cache: cache_dir.map(CacheFolder::new), ..GpuSettings::default() };
     let (mut listed, mut bandwidths) = (Listed::default(), BTreeMap::new());
@@ -87,8 +87,7 @@ impl Listed {
         let kernels = check_device(device, &mut |done, all| {
             count(done, all);
             true
-        });
-        let kernels = kernels.map_err(|e| CliError::Troika(e.into()))?;
+        })?;
         keep_checked(gpu, device, &kernels);
         output::warn(gpu.notes.take());
         for CheckedKernel { name, error, fault } in &kernels {

@@ -14,9 +14,8 @@ const TOP: usize = 20;
 
 /// Prints the tables.
 pub fn run(args: &ReportArgs) -> Result<(), CliError> {
-    let name = args.trace.display().to_string();
     let bytes = read_bytes(&args.trace)?;
-    let failed = |why: String| CliError::Failure(format!("{name}: {why}"));
+    let failed = |why: String| CliError::of_file(&args.trace, why);
     if RoutingTrace::begins(&bytes) {
         let trace = RoutingTrace::from_bytes(&bytes).map_err(|e| failed(e.to_string()))?;
         let transitions = Transitions::of(&trace);

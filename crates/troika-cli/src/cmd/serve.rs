@@ -144,8 +144,7 @@ fn plain_name(path: &Path) -> String {
 
 /// The models in a folder, by name. Of a model in several files the first one stands for all.
 fn models_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {
-    let wrong = |why: String| CliError::Failure(format!("{}: {why}", dir.display()));
-    let entries = std::fs::read_dir(dir).map_err(|e| wrong(e.to_string()))?;
+    let entries = std::fs::read_dir(dir).map_err(|e| CliError::of_file(dir, e))?;
     let is_model = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let later = name.split_once("-of-").is_some_and(|(before, _)| {
@@ -156,7 +155,8 @@ fn models_in(dir: &Path) -> Result<Vec<PathBuf>, CliError> {
     let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(is_model).collect();
     found.sort();
     if found.is_empty() {
-        return Err(wrong("it holds no .gguf file and no folder with a config.json".into()));
+        let why = "it holds no .gguf file and no folder with a config.json";
+        return Err(CliError::of_file(dir, why));
     }
     Ok(found)
 }

@@ -6,7 +6,7 @@ use troika::{DeviceOptions, NpuSettings};
 use troika_hub::HubOptions;
 
 /// A machine with the user's settings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct HostMachine {
     /// The root of the file system.
     pub root: PathBuf,
@@ -41,14 +41,6 @@ impl HostMachine {
         let mut all: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
         all.sort();
         all
-    }
-
-    /// One whose file system lies below a folder.
-    #[cfg(test)]
-    pub fn below(root: &Path) -> HostMachine {
-        let (hub, npu) = (HubOptions::default(), NpuSettings::default());
-        let (root, cache) = (root.to_path_buf(), None);
-        HostMachine { root, hub, cache, npu, port: 0, measure: false, online: false }
     }
 
     /// The options of the devices that commands use if no flag says otherwise.

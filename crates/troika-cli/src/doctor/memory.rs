@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn huge_pages_that_are_switched_off_are_said() {
         let root = tempfile::tempdir().unwrap();
-        let machine = HostMachine::below(root.path());
+        let machine = HostMachine { root: root.path().into(), ..HostMachine::default() };
         assert_eq!(huge_pages(&machine), []);
         let file = root.path().join("sys/kernel/mm/transparent_hugepage/enabled");
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();

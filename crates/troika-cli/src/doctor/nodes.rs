@@ -130,7 +130,7 @@ mod tests {
     fn an_npu_that_no_provider_finds_needs_its_driver() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        let machine = HostMachine::below(root);
+        let machine = HostMachine { root: root.into(), ..HostMachine::default() };
         assert_eq!((accelerators(&machine), graphics(&machine)), (Vec::new(), Vec::new()));
         write(root, "dev/accel/accel0", "");
         link(root, "sys/class/accel/accel0/device/driver", "../../bus/pci/drivers/intel_vpu");
@@ -153,7 +153,7 @@ mod tests {
     fn a_node_is_opened_by_its_group() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        let machine = HostMachine::below(root);
+        let machine = HostMachine { root: root.into(), ..HostMachine::default() };
         write(root, "dev/accel/accel0", "");
         let node = root.join("dev/accel/accel0");
         let id = node.metadata().unwrap().gid();
@@ -179,7 +179,8 @@ mod tests {
             write(root, &format!("sys/bus/pci/devices/{device}/vendor"), vendor);
         }
         write(root, "sys/bus/pci/devices/0000:00:0d.0/driver/module", "");
-        let found = without_driver(&HostMachine::below(root));
+        let machine = HostMachine { root: root.into(), ..HostMachine::default() };
+        let found = without_driver(&machine);
         let fixes: Vec<Option<&str>> = found.iter().map(|f| f.fix.as_deref()).collect();
         assert_eq!(fixes, [Some("sudo modprobe intel_vpu"), Some("sudo modprobe amdxdna")]);
     }

@@ -38,12 +38,11 @@ impl KeyArgs {
     pub fn all(&self) -> Result<Vec<String>, CliError> {
         let mut keys = self.keys.clone();
         if let Some(file) = &self.api_key_file {
-            let wrong = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
-            let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+            let text = std::fs::read_to_string(file).map_err(|e| CliError::of_file(file, e))?;
             let before = keys.len();
             keys.extend(text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_string));
             if keys.len() == before {
-                return Err(wrong("it holds no key; write one on a line".into()));
+                return Err(CliError::of_file(file, "it holds no key; write one on a line"));
             }
         }
         match keys.iter().any(|key| key.trim().is_empty()) {

@@ -80,8 +80,7 @@ fn print_tests(
     // Before the model is opened, while its memory is not in use.
     let options = subject.chosen(&options)?;
     let devices = limiting(&options);
-    let limits = is_real(&devices).then(|| measure_limits(&devices)).transpose();
-    let limits = limits.map_err(|e| CliError::Troika(e.into()))?;
+    let limits = is_real(&devices).then(|| measure_limits(&devices)).transpose()?;
     let model = open(subject, options.clone(), Tracer::off())?;
     let soc = args.soc.as_deref();
     let modelled = soc.map(|file| predicted::open(subject, options, file, &model)).transpose()?;

@@ -84,8 +84,7 @@ impl Facts {
         let activations =
             dtype.map_or(ActivationFormat::F32, |d| activation_format_of(d, &plan.activations()));
         let multiply = match (dtype, &limits) {
-            (Some(d), Some(limits)) => multiply_of(limits, options, d, activations)
-                .map_err(|e| CliError::Troika(e.into()))?,
+            (Some(d), Some(limits)) => multiply_of(limits, options, d, activations)?,
             _ => None,
         };
         Ok(Facts {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use troika::device::DeviceError;
 use troika::graph::DType;
 use troika::weights::WeightStore;
 use troika::{
@@ -56,10 +55,6 @@ impl Budget {
 /// What was measured, for people and in numbers.
 pub type Measured = Result<(String, Value), CliError>;
 
-fn failed(e: DeviceError) -> CliError {
-    CliError::Troika(e.into())
-}
-
 /// Compares the kernels of a device with the reference's.
 pub fn kernels(device: &DeviceOptions, budget: &Budget) -> Measured {
     let (mut count, mut of) = (counting("checking"), 0);
@@ -68,9 +63,9 @@ pub fn kernels(device: &DeviceOptions, budget: &Budget) -> Measured {
         of = all;
         budget.goes_on()
     };
-    let devices = open_devices(device).map_err(failed)?;
+    let devices = open_devices(device)?;
     let checked = devices.iter().map(|device| check_device(&**device, &mut progress));
-    let checked = checked.collect::<Result<Vec<_>, _>>().map_err(failed)?.concat();
+    let checked = checked.collect::<Result<Vec<_>, _>>()?.concat();
     let faults = checked.iter().filter_map(|k| Some(format!("{}: {}", k.name, k.fault.as_ref()?)));
     let faults: Vec<String> = faults.collect();
     let fine = checked.len() - faults.len();
@@ -84,7 +79,7 @@ pub fn kernels(device: &DeviceOptions, budget: &Budget) -> Measured {
 
 /// Measures what a device reaches at most.
 pub fn limits(device: &DeviceOptions) -> Measured {
-    let limits = measure_limits(device).map_err(failed)?;
+    let limits = measure_limits(device)?;
     let mut says = format!("reads {:.1} GB/s", limits.read);
     let mut result = json!({ "read_gb_per_s": limits.read });
     for way in &limits.multiply {
@@ -111,7 +106,7 @@ pub fn hand_overs(device: &DeviceOptions, budget: &Budget) -> Measured {
     if device.devices.iter().all(DeviceSpec::is_cpu) {
         let ways = [("predicted", HandOverBy::Predicting), ("asleep", HandOverBy::Blocking)];
         for (name, by) in ways {
-            let found = measure_hand_overs(by, 200, Duration::from_micros(500)).map_err(failed)?;
+            let found = measure_hand_overs(by, 200, Duration::from_micros(500))?;
             add(name, found.p50().as_secs_f64() * 1e6);
         }
         return Ok((says.join(", "), result));

@@ -17,20 +17,20 @@ pub fn run(files: &[PathBuf]) -> Result<(), CliError> {
 }
 
 fn report(file: &Path) -> Result<Value, CliError> {
-    let refuse = |why: String| CliError::Failure(format!("{}: {why}", file.display()));
+    let refuse = |why: &str| CliError::of_file(file, why);
     let text = troika::device::read_text(file);
-    let text = text.map_err(|e| refuse(format!("the report cannot be read: {e}")))?;
+    let text = text.map_err(|e| refuse(&format!("the report cannot be read: {e}")))?;
     let value: Value = serde_json::from_str(&text).unwrap_or_default();
     let (version, by) = (&value["version"], value["troika"].as_str().unwrap_or("?"));
     if value["report_of"] == "troika" && version.is_u64() && *version != VERSION {
-        return Err(refuse(format!(
+        return Err(refuse(&format!(
             "the report is of version {version}, by troika {by}, and this troika reads version \
              {VERSION}; make it again, or read it with that troika"
         )));
     }
     match value["report_of"] == "troika" && value["entries"].is_array() {
         true => Ok(value),
-        false => Err(refuse("it is no report of troika doctor --report".into())),
+        false => Err(refuse("it is no report of troika doctor --report")),
     }
 }
 

@@ -179,7 +179,7 @@ impl<'a> Report<'a> {
     fn machine(&mut self, machine: &HostMachine) -> Result<(), CliError> {
         self.add("system", &format!("{}, {}", std::env::consts::OS, std::env::consts::ARCH));
         self.add("processor", &processor(machine));
-        let devices = open_devices(&machine.devices()).map_err(|e| CliError::Troika(e.into()))?;
+        let devices = open_devices(&machine.devices())?;
         for (name, value) in devices.iter().flat_map(|device| &device.caps().facts) {
             self.add(name, value);
         }
