@@ -229,12 +229,9 @@ impl Removal {
         let all = blob_names(&home.join("blobs"));
         let gone: BTreeSet<&Path> = going.iter().map(|pointer| &*pointer.path).collect();
         let snapshots = home.join("snapshots");
-        let used: BTreeSet<String> = self
-            .read(&snapshots, pointers(&snapshots))?
-            .into_iter()
-            .filter(|pointer| !gone.contains(&*pointer.path))
-            .filter_map(|pointer| pointer.blob)
-            .collect();
+        let mut staying = self.read(&snapshots, pointers(&snapshots))?;
+        staying.retain(|pointer| !gone.contains(&*pointer.path));
+        let used: BTreeSet<String> = staying.into_iter().filter_map(|p| p.blob).collect();
         Ok(all.into_iter().filter(|blob| !used.contains(blob)).collect())
     }
 

@@ -144,14 +144,9 @@ fn ranges(list: &[usize]) -> String {
 
 /// Parameters used per token: all except the parameters of experts that are not chosen.
 fn active(d: &Described, total: u64) -> u64 {
-    let idle: u64 = d
-        .spec
-        .layers
-        .iter()
-        .filter_map(|l| l.moe())
-        .map(|m| ((m.experts - m.top_k) * 3 * m.inter * d.spec.hidden) as u64)
-        .sum();
-    total.saturating_sub(idle)
+    let experts = d.spec.layers.iter().filter_map(|l| l.moe());
+    let idle = experts.map(|m| ((m.experts - m.top_k) * 3 * m.inter * d.spec.hidden) as u64);
+    total.saturating_sub(idle.sum())
 }
 
 /// What sequences keep.

@@ -97,12 +97,17 @@ impl Constrain {
             let words = Vec::from_iter(left_out).join(", ");
             return Err(self.refused(format!("no grammar holds to {words}")));
         }
-        let schema = match schema {
+        let mut schema = match schema {
             Value::Object(schema) => schema,
             Value::Bool(true) => Map::new(),
             _ => return Err(self.refused("it is no object")),
         };
-        Ok(TopLevelGrammar::from_json_schema(compact(schema)))
+        // No white space but single blanks, so that a small model cannot pad for ever, whatever the
+        // schema itself says of this to `llguidance`.
+        let options =
+            json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
+        schema.insert("x-guidance".to_owned(), options);
+        Ok(TopLevelGrammar::from_json_schema(Value::Object(schema)))
     }
 
     fn regex(&self, regex: &str) -> Result<TopLevelGrammar, String> {
@@ -129,15 +134,6 @@ impl Constrain {
         self.fits(lark)?;
         too_large(lark).map_or(Ok(()), |why| Err(self.refused(why)))
     }
-}
-
-/// A schema whose JSON has no white space but single blanks, so that a small model cannot pad for
-/// ever. Overrides what the schema itself says of this to `llguidance`.
-fn compact(mut schema: Map<String, Value>) -> Value {
-    let options =
-        json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
-    schema.insert("x-guidance".to_owned(), options);
-    Value::Object(schema)
 }
 
 fn quoted(text: &str) -> String {

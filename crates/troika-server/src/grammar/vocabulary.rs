@@ -56,7 +56,16 @@ impl Vocabulary {
         }));
         let mut factory = factory.map_err(|e| refused(e.to_string()))?;
         factory.quiet();
-        *factory.limits_mut() = limits();
+        // A grammar may take at most some 100 MB and some 50 ms for a mask.
+        *factory.limits_mut() = ParserLimits {
+            initial_lexer_fuel: 500_000,
+            step_lexer_fuel: 100_000,
+            step_max_items: 50_000,
+            max_lexer_states: 50_000,
+            max_grammar_size: 200_000,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
         let pool = Pool::new(THREADS).map_err(|e| refused(e.to_string()))?;
         Ok(Self { factory: Arc::new(factory), pool: Arc::new(pool) })
     }
@@ -135,19 +144,6 @@ fn word(token: Vec<u8>, special: bool) -> Vec<u8> {
     }
     // A byte that is not UTF-8 would pass for a special token. No grammar has a place for it.
     if token[0] == MARK { Vec::new() } else { token }
-}
-
-/// What a grammar may take: at most some 100 MB and some 50 ms for a mask.
-fn limits() -> ParserLimits {
-    ParserLimits {
-        initial_lexer_fuel: 500_000,
-        step_lexer_fuel: 100_000,
-        step_max_items: 50_000,
-        max_lexer_states: 50_000,
-        max_grammar_size: 200_000,
-        verbose_errors: false,
-        ..ParserLimits::default()
-    }
 }
 
 struct Tokenizer {

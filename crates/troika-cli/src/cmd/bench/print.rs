@@ -124,12 +124,8 @@ pub fn fields(row: &Row<'_>) -> Value {
 }
 
 fn csv(object: &Value, first: bool) -> String {
-    let fields: Vec<(&String, &Value)> = object
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, v)| !v.is_array() && !v.is_object())
-        .collect();
+    let fields = object.as_object().into_iter().flatten();
+    let fields: Vec<_> = fields.filter(|(_, v)| !v.is_array() && !v.is_object()).collect();
     let quoted = |v: &Value| match v {
         Value::String(s) => format!("\"{}\"", s.replace('"', "\"\"")),
         Value::Null => String::new(),
@@ -177,9 +173,6 @@ fn energy_line(facts: &Facts) -> String {
     }
 }
 
-/// The text in place of the limits.
-const MODELLED: &str = "All devices are virtual: times are modelled.\n";
-
 /// The lines above a table, which perhaps has predictions.
 pub fn markdown_head(facts: &Facts, first: bool, predicted: bool) -> String {
     let gap = if first { "" } else { "\n" };
@@ -193,7 +186,7 @@ pub fn markdown_head(facts: &Facts, first: bool, predicted: bool) -> String {
          | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |{ruled}\n",
         match &facts.limits {
             Some(limits) => limits_line(facts, limits),
-            None => format!("{MODELLED}{}\n", facts.cpu),
+            None => format!("All devices are virtual: times are modelled.\n{}\n", facts.cpu),
         }
     )
 }

@@ -185,10 +185,8 @@ impl Row<'_> {
     /// GB/s of weights and cache read for decoded tokens; the weights count once for all sequences.
     /// `None` for prefill, which reuses them.
     pub fn gb_per_s(&self) -> Option<f64> {
-        if self.test.generate == 0 {
-            return None;
-        }
-        Some(self.token_bytes() * mean_sd(&self.rates()).0 / self.test.sequences as f64 / 1e9)
+        let (rate, sequences) = (mean_sd(&self.rates()).0, self.test.sequences as f64);
+        (self.test.generate > 0).then(|| self.token_bytes() * rate / sequences / 1e9)
     }
 
     /// Those bytes.
