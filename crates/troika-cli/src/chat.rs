@@ -15,9 +15,8 @@ use troika::{Finish, Model, Session};
 
 use crate::error::CliError;
 use crate::flags::RunArgs;
-use crate::generate::generate;
+use crate::generate::{generate, system, tokenize};
 use crate::interrupt::Interrupt;
-use crate::prompt::{system, tokenize};
 use crate::{output, stats};
 
 const HELP: &str = "\

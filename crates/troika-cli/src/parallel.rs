@@ -10,9 +10,8 @@ use troika::{Control, Model, Output, Source};
 
 use crate::error::CliError;
 use crate::flags::RunArgs;
-use crate::generate::request;
+use crate::generate::{request, system, tokenize};
 use crate::interrupt::Interrupt;
-use crate::prompt::{system, tokenize};
 use crate::{output, stats};
 
 /// An answer, and how long its prompt took to become tokens.

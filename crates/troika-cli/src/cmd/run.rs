@@ -9,11 +9,10 @@ use troika::{CpuMeter, EnergyMeter, Model, OpenOptions, Output, Source};
 
 use crate::error::CliError;
 use crate::flags::{OpenArgs, RunArgs, chat_helper};
-use crate::generate::generate;
+use crate::generate::{generate, system, tokenize};
 use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
-use crate::prompt::{system, tokenize};
-use crate::{chat, expert_groups, file, memory, output, parallel, resolve, stats};
+use crate::{chat, expert_groups, file, output, parallel, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
@@ -51,7 +50,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         }
     };
     if args.verbose {
-        output::note(&memory::report(&model)?);
+        output::note(&stats::memory(&model)?);
     }
     let result = result.map_err(|e| e.in_plan(args.plan.plan.is_some()));
     // NPUs' profilers report when the model closes.
