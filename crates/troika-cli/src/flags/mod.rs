@@ -1,7 +1,6 @@
 //! Flags as the user gives them. Names follow llama.cpp where it has them. Those that
 //! are set once for a machine have an environment variable `TROIKA_*`.
 
-mod cache;
 mod calibration;
 mod doctor;
 mod effect;
@@ -23,10 +22,9 @@ mod simulate;
 mod types;
 mod verbs;
 
-pub use cache::{CacheArgs, CacheVerb};
 pub use calibration::CalibrationArgs;
 pub use doctor::DoctorArgs;
-pub use models::{LsArgs, PullArgs, RmArgs};
+pub use models::{CacheArgs, CacheVerb, LsArgs, PullArgs, RmArgs};
 pub use npu::{COMPILE_VERB, npu_settings};
 pub use open::{OpenArgs, RENDER_VERB, chat_helper};
 pub use parse::parse;

@@ -13,11 +13,10 @@ use troika::npu::mil::PackageWeights;
 use troika::weights::Quant;
 use troika_lab::Ablation;
 
-use super::cache::CacheArgs;
 use super::calibration::share;
 use super::doctor::DoctorArgs;
 use super::export::{expert_groups, rows, weights};
-use super::models::{LsArgs, PullArgs, RmArgs};
+use super::models::{CacheArgs, LsArgs, PullArgs, RmArgs};
 use super::npu::NpuProfilingArgs;
 use super::open::{ComputeArgs, OpenArgs};
 use super::placement::{self, PlanFileArgs};

@@ -2,7 +2,6 @@
 
 mod measure;
 mod presets;
-mod read;
 mod report;
 
 use serde_json::{Value, json};
@@ -17,7 +16,7 @@ use crate::table::TextTable;
 /// Says what can be used, what could be better and what is missing.
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
     if !args.read.is_empty() {
-        return read::run(&args.read);
+        return report::read(&args.read);
     }
     if let Some(file) = &args.report {
         return report::run(args, file);

@@ -1,21 +1,25 @@
 //! `troika doctor --report`: what this machine has and reaches, in one file that its owner may send.
-//! The file is whole after each step. It holds no names, no paths and no serial numbers.
+//! The file is whole after each step. It holds no names, no paths and no serial numbers. And
+//! `troika doctor --read`: reports side by side.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use troika::npu::{NpuSpec, survey};
 use troika::{DeviceOptions, gpu_adapters, instruction_sets, open_devices};
 
-use super::measure::Budget;
+use super::measure::{self, Budget};
 use super::presets::SHAPES;
-use super::{measure, read};
 use crate::doctor::{Finding, HostMachine, examine};
 use crate::error::CliError;
 use crate::flags::DoctorArgs;
 use crate::interrupt::Interrupt;
-use crate::{file, gpu, output};
+use crate::output::{self, printable};
+use crate::{file, gpu};
+
+/// The version of the format of reports.
+const VERSION: u64 = 1;
 
 /// What doctor says of the user's folders and settings is no part of a report.
 const PRIVATE: [&str; 4] = ["model cache", "cache", "Hub", "port"];
@@ -64,7 +68,7 @@ pub fn run(args: &DoctorArgs, path: &Path) -> Result<(), CliError> {
     let value = report.write()?;
     match args.json {
         true => output::json(&value)?,
-        false => output::write(&read::table(&[value]))?,
+        false => output::write(&table(&[value]))?,
     }
     if interrupt.pressed() {
         let why = format!("measuring was ended; what is done is kept in {}", path.display());
@@ -210,7 +214,7 @@ impl<'a> Report<'a> {
     /// Writes what is there so far, and returns it.
     fn write(&self) -> Result<Value, CliError> {
         let value = json!({
-            "version": read::VERSION, "report_of": "troika", "troika": env!("CARGO_PKG_VERSION"),
+            "version": VERSION, "report_of": "troika", "troika": env!("CARGO_PKG_VERSION"),
             "commit": env!("TROIKA_COMMIT"),
             "state": self.state, "seconds": self.start.elapsed().as_secs(),
             "skipped": self.skipped, "entries": self.entries,
@@ -235,6 +239,59 @@ fn processor(machine: &HostMachine) -> String {
     let found = found.or_else(|| std::env::var("PROCESSOR_IDENTIFIER").ok());
     let found = found.or_else(|| cfg!(target_os = "macos").then(apple).flatten());
     found.map_or("not told".into(), |name| name.trim().to_string())
+}
+
+/// Prints reports side by side, as a table.
+pub fn read(files: &[PathBuf]) -> Result<(), CliError> {
+    let reports = files.iter().map(|file| parsed(file)).collect::<Result<Vec<_>, _>>()?;
+    output::write(&table(&reports))
+}
+
+fn parsed(file: &Path) -> Result<Value, CliError> {
+    let refuse = |why: &str| CliError::of_file(file, why);
+    let text = troika::device::read_text(file);
+    let text = text.map_err(|e| refuse(&format!("the report cannot be read: {e}")))?;
+    let value: Value = serde_json::from_str(&text).unwrap_or_default();
+    let (version, by) = (&value["version"], value["troika"].as_str().unwrap_or("?"));
+    if value["report_of"] == "troika" && version.is_u64() && *version != VERSION {
+        return Err(refuse(&format!(
+            "the report is of version {version}, by troika {by}, and this troika reads version \
+             {VERSION}; make it again, or read it with that troika"
+        )));
+    }
+    match value["report_of"] == "troika" && value["entries"].is_array() {
+        true => Ok(value),
+        false => Err(refuse("it is no report of troika doctor --report")),
+    }
+}
+
+/// A row for each thing that a report tells, a column for each report.
+fn table(reports: &[Value]) -> String {
+    let cell = |text: &Value| printable(text.as_str().unwrap_or("-")).replace('|', "/");
+    let entries = |report: &Value| report["entries"].as_array().cloned().unwrap_or_default();
+    let mut names: Vec<Value> = Vec::new();
+    for entry in reports.iter().flat_map(entries) {
+        if !names.contains(&entry["name"]) {
+            names.push(entry["name"].clone());
+        }
+    }
+    let row = |name: String, of: &dyn Fn(&Value) -> String| {
+        let cells: Vec<String> = reports.iter().map(of).collect();
+        format!("| {name} | {} |\n", cells.join(" | "))
+    };
+    let mut out = row("report by troika".into(), &|report| cell(&report["troika"]));
+    out.push_str(&format!("| --- |{}\n", " --- |".repeat(reports.len())));
+    out.push_str(&row("state".into(), &|report| {
+        let skipped = report["skipped"].as_array().map_or(0, Vec::len);
+        format!("{} after {} s, {skipped} skipped", cell(&report["state"]), report["seconds"])
+    }));
+    for name in &names {
+        out.push_str(&row(cell(name), &|report| {
+            let found = entries(report).into_iter().find(|entry| entry["name"] == *name);
+            found.map_or("-".into(), |entry| cell(&entry["says"]))
+        }));
+    }
+    out
 }
 
 #[cfg(test)]
