@@ -1,15 +1,19 @@
-//! A request with a JSON body.
+//! A request with a JSON body, which a client may compress.
 
 use std::collections::BTreeSet;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, Request};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
+use ruzstd::decoding::StreamingDecoder;
+use ruzstd::decoding::errors::FrameDecoderError;
 use serde_json::{Map, Value};
 
 use crate::fields::{self, Fields};
@@ -18,7 +22,6 @@ use crate::problem::Problem;
 use crate::queue::Client;
 use crate::record::Record;
 use crate::state::{Server, apart};
-use crate::unpack::{codings, unpack};
 use crate::{known, limits};
 
 /// How long a body may take to arrive.
@@ -112,7 +115,7 @@ impl FromRequest<Arc<Server>> for JsonRequest {
         let parse = move || {
             let mut body = body;
             for coding in codings {
-                let wrong = |e: std::io::Error| {
+                let wrong = |e: io::Error| {
                     Problem::bad(format!("the body is not of its Content-Encoding: {e}"))
                 };
                 body = unpack(&coding, &body, most).map_err(wrong)?.ok_or_else(too_long)?.into();
@@ -128,6 +131,50 @@ impl FromRequest<Arc<Server>> for JsonRequest {
         Record::current().note(|told| told.ignored = unknown);
         Ok(JsonRequest { body, server: server.clone(), client, _long })
     }
+}
+
+/// The codings of a body, the last one first.
+///
+/// # Errors
+/// One of them is not read.
+fn codings(headers: &HeaderMap) -> Result<Vec<String>, Problem> {
+    let given = headers.get_all(CONTENT_ENCODING).iter().map(|h| h.to_str().unwrap_or("?"));
+    let given = given.collect::<Vec<_>>().join(",").to_ascii_lowercase();
+    let names = given.rsplit(',').map(str::trim).filter(|name| !matches!(*name, "" | "identity"));
+    let names: Vec<String> = names.map(str::to_string).collect();
+    if names.iter().all(|name| matches!(&**name, "gzip" | "x-gzip" | "deflate" | "zstd")) {
+        return Ok(names);
+    }
+    let why =
+        "this Content-Encoding is not read; send the body as it is, or in gzip, deflate or zstd";
+    Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why))
+}
+
+/// A body without its coding; `None`: it has more than `most` bytes.
+///
+/// # Errors
+/// It is not of that coding.
+fn unpack(coding: &str, mut packed: &[u8], most: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut body = Vec::new();
+    let end = most as u64 + 1;
+    match coding {
+        "deflate" => ZlibDecoder::new(packed).take(end).read_to_end(&mut body)?,
+        "zstd" => loop {
+            // There may be several frames.
+            let frame = match StreamingDecoder::new(&mut packed) {
+                Ok(frame) => frame,
+                // It holds as much as it looks back.
+                Err(FrameDecoderError::WindowSizeTooBig { .. }) => return Ok(None),
+                Err(e) => return Err(io::Error::other(e)),
+            };
+            frame.take(end - body.len() as u64).read_to_end(&mut body)?;
+            if packed.is_empty() || body.len() > most {
+                break body.len();
+            }
+        },
+        _ => MultiGzDecoder::new(packed).take(end).read_to_end(&mut body)?,
+    };
+    Ok((body.len() <= most).then_some(body))
 }
 
 /// The header that names fields that nobody knows.

@@ -32,7 +32,6 @@ mod state;
 mod stream;
 mod thinking;
 mod turn;
-mod unpack;
 
 pub use options::{Log, ModelOffer, ServerOptions};
 pub use serve::{Ended, serve};
