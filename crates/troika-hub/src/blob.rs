@@ -14,7 +14,7 @@ use super::error::HubError;
 use super::http::{Answer, Client, Trouble};
 use super::job::FetchJob;
 use super::listing::is_token;
-use super::lock::Locks;
+use super::lock;
 
 /// Bytes read at once.
 const BUFFER: usize = 1 << 17;
@@ -125,13 +125,13 @@ impl PartialBlob<'_> {
     }
 
     /// Waits for the locks as long as their holder makes progress.
-    fn lock(&self) -> Result<Locks, Failure> {
+    fn lock(&self) -> Result<Vec<File>, Failure> {
         let job = self.wanted.job;
         let incomplete = self.blob.with_file_name(format!("{}.incomplete", self.etag));
         let lengths = || [&self.part, &incomplete, &self.blob].map(|path| length(path));
         let (mut seen, mut since, mut told) = (lengths(), Instant::now(), false);
         loop {
-            let taken = Locks::take(job.dir, &job.spec.folder(), &self.etag);
+            let taken = lock::take(job.dir, &job.spec.folder(), &self.etag);
             if let Some(locks) = taken.map_err(|e| Failure::Final(job.io(e)))? {
                 return Ok(locks);
             }

@@ -4,12 +4,6 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Held while a blob and its part are written. The system releases it when the program ends.
-#[derive(Debug)]
-pub struct Locks {
-    _files: Vec<File>,
-}
-
 /// Where the locks on blobs of a repository lie: for the `hf-hub` crate `blobs/ETAG.lock` in the
 /// repository's folder, for the `huggingface_hub` package `.locks/FOLDER/ETAG.lock` in the cache.
 fn places(dir: &Path, folder: &str) -> [PathBuf; 2] {
@@ -53,21 +47,20 @@ fn held(file: &File) -> io::Result<bool> {
     }
 }
 
-impl Locks {
-    /// Takes the locks of a blob that the Hub's own tools take, too. They use `flock` on Unix, like
-    /// `File::try_lock`. `None` if another program holds one.
-    pub fn take(dir: &Path, folder: &str, etag: &str) -> io::Result<Option<Locks>> {
-        let name = format!("{etag}.lock");
-        let mut files = Vec::new();
-        for place in places(dir, folder) {
-            std::fs::create_dir_all(&place)?;
-            let mut options = OpenOptions::new();
-            let file = options.write(true).create(true).truncate(false).open(place.join(&name))?;
-            if held(&file)? {
-                return Ok(None);
-            }
-            files.push(file);
+/// Takes the locks of a blob that the Hub's own tools take, too, while it and its part are written.
+/// They use `flock` on Unix, like `File::try_lock`. The files hold them, at most until the program
+/// ends. `None` if another program holds one.
+pub fn take(dir: &Path, folder: &str, etag: &str) -> io::Result<Option<Vec<File>>> {
+    let name = format!("{etag}.lock");
+    let mut files = Vec::new();
+    for place in places(dir, folder) {
+        std::fs::create_dir_all(&place)?;
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).open(place.join(&name))?;
+        if held(&file)? {
+            return Ok(None);
         }
-        Ok(Some(Locks { _files: files }))
+        files.push(file);
     }
+    Ok(Some(files))
 }

@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 
 use super::error::HubError;
 use super::inventory::{self, bytes_below};
-use super::lock::{self, Locks};
 use super::name::{RepoSpec, Wanted};
 use super::options::HubOptions;
 use super::pointers::{Pointer, blob_names, pointers, references_to};
-use super::{cache, select};
+use super::{cache, lock, select};
 
 /// How a folder is called that is being removed.
 const LEFTOVER: &str = ".removed-";
@@ -139,7 +138,7 @@ impl Removal {
         let needed: BTreeSet<&String> = going.iter().filter_map(|p| p.blob.as_ref()).collect();
         let mut locks = Vec::new();
         for blob in self.unused_blobs(&going)? {
-            let taken = Locks::take(&self.dir, &self.folder, &blob);
+            let taken = lock::take(&self.dir, &self.folder, &blob);
             match taken.map_err(|e| self.stuck(&home.join("blobs").join(&blob), e))? {
                 Some(lock) => locks.push((blob, lock)),
                 None if needed.contains(&blob) => return Err(self.in_use()),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Removal;
-use crate::lock::Locks;
+use crate::lock;
 
 fn remove(model: &str, dir: &Path) -> Result<u64, HubError> {
     let removal = Removal::plan(model, &options(dir))?;
@@ -180,7 +180,7 @@ fn what_another_program_fetches_is_not_removed() {
     let folder = tempfile::tempdir().expect("folder");
     let dir = folder.path();
     cached(dir, "models--o--n", &[("m-Q8_0.gguf", "88"), ("m-Q4_0.gguf", "4")]);
-    let lock = |etag| Locks::take(dir, "models--o--n", etag).expect("a lock").expect("it is free");
+    let lock = |etag| lock::take(dir, "models--o--n", etag).expect("a lock").expect("it is free");
     let held = lock("b0");
     for name in ["o/n", "o/n:Q8_0", "o/n@main"] {
         let said = remove(name, dir).expect_err(name).to_string();
