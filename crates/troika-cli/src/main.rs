@@ -62,7 +62,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Show(args) => cmd::show::run(&args),
         Command::Tokenize(args) => cmd::tokenize::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
-        Command::Report(args) => cmd::report::run(&args),
+        Command::Report { trace } => cmd::report::run(&trace),
         Command::Calibrate(args) => cmd::calibrate::run(&args),
         Command::TrainPredictor(args) => cmd::train_predictor::run(&args),
         Command::Perplexity(args) => cmd::perplexity::run(&args),
@@ -73,11 +73,11 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Devices(args) => cmd::devices::run(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Pull(args) => cmd::pull::run(&args),
-        Command::Ls(args) => cmd::ls::run(&args),
+        Command::Ls { json } => cmd::ls::run(json),
         Command::Rm(args) => cmd::rm::run(&args),
         Command::Ps(args) => cmd::ps::run(&args),
         Command::Cache(args) => cmd::cache::run(&args),
-        Command::Completions(args) => cmd::completions::run(&args),
-        Command::Man(args) => cmd::man::run(&args),
+        Command::Completions { shell } => cmd::completions::run(shell),
+        Command::Man { dir } => cmd::man::run(&dir),
     }
 }

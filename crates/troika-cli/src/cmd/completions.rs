@@ -1,14 +1,15 @@
 //! `troika completions`.
 
 use clap::CommandFactory;
+use clap_complete::Shell;
 
 use crate::error::CliError;
-use crate::flags::{Cli, CompletionArgs};
+use crate::flags::Cli;
 use crate::output;
 
 /// Prints a completion script.
-pub fn run(args: &CompletionArgs) -> Result<(), CliError> {
+pub fn run(shell: Shell) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "troika", &mut script);
+    clap_complete::generate(shell, &mut Cli::command(), "troika", &mut script);
     output::write(&String::from_utf8_lossy(&script))
 }

@@ -7,7 +7,6 @@ use troika::Source;
 use troika_hub::{HubError, HubModel, HubOptions, Inventory, WeightFormat, inventory};
 
 use crate::error::CliError;
-use crate::flags::LsArgs;
 use crate::output::{self, age, bytes, file_name, printable};
 use crate::stats::counted;
 use crate::table::TextTable;
@@ -16,10 +15,10 @@ use crate::table::TextTable;
 const BUILT_IN: &str = "built-in";
 
 /// Lists the models.
-pub fn run(args: &LsArgs) -> Result<(), CliError> {
+pub fn run(json: bool) -> Result<(), CliError> {
     let options = HubOptions::from_env();
     let found = inventory(options.cache_dir.as_deref().ok_or(HubError::NoCache)?)?;
-    if args.json { output::json(&as_json(&found)) } else { output::write(&as_text(&found)) }
+    if json { output::json(&as_json(&found)) } else { output::write(&as_text(&found)) }
 }
 
 fn format(format: &WeightFormat) -> String {

@@ -1,11 +1,12 @@
 //! `troika report`.
 
+use std::path::Path;
+
 use troika::plan::{Calibration, RoutingTrace, Transitions};
 use troika::trace::{TraceReport, heat_map, read_chrome};
 
 use super::routing::RoutingSummary;
 use crate::error::CliError;
-use crate::flags::ReportArgs;
 use crate::input::{read_bytes, read_file};
 use crate::output;
 
@@ -13,9 +14,9 @@ use crate::output;
 const TOP: usize = 20;
 
 /// Prints the tables.
-pub fn run(args: &ReportArgs) -> Result<(), CliError> {
-    let bytes = read_bytes(&args.trace)?;
-    let failed = |why: String| CliError::of_file(&args.trace, why);
+pub fn run(file: &Path) -> Result<(), CliError> {
+    let bytes = read_bytes(file)?;
+    let failed = |why: String| CliError::of_file(file, why);
     if RoutingTrace::begins(&bytes) {
         let trace = RoutingTrace::from_bytes(&bytes).map_err(|e| failed(e.to_string()))?;
         let transitions = Transitions::of(&trace);
@@ -23,7 +24,7 @@ pub fn run(args: &ReportArgs) -> Result<(), CliError> {
         return experts(&summary.ok_or_else(|| failed("it has no layers".into()))?);
     }
     drop(bytes);
-    let text = read_file(&args.trace)?;
+    let text = read_file(file)?;
     let events = match read_chrome(&text) {
         Ok(events) => events,
         Err(e) => {

@@ -24,7 +24,7 @@ mod verbs;
 
 pub use calibration::CalibrationArgs;
 pub use doctor::DoctorArgs;
-pub use models::{CacheArgs, CacheVerb, LsArgs, PullArgs, RmArgs};
+pub use models::{CacheArgs, CacheVerb, PullArgs, RmArgs};
 pub use npu::{COMPILE_VERB, npu_settings};
 pub use open::{OpenArgs, RENDER_VERB, chat_helper};
 pub use parse::parse;
@@ -33,7 +33,7 @@ pub use quant::cache_or_default;
 pub use serve::{DEFAULT_PORT, PsArgs, ServeArgs};
 pub use simulate::{ReproduceArgs, SimulateArgs};
 pub use verbs::{
-    BenchArgs, CalibrateArgs, Cli, Command, CompletionArgs, DevicesArgs, ExportArgs, ManArgs,
-    ModelArgs, PerplexityArgs, PlanArgs, ProfileArgs, ReportArgs, RunArgs, ShowArgs, SubjectArgs,
-    TableFlag, TokenizeArgs, TrainPredictorArgs, UnseenArgs,
+    BenchArgs, CalibrateArgs, Cli, Command, DevicesArgs, ExportArgs, ModelArgs, PerplexityArgs,
+    PlanArgs, ProfileArgs, RunArgs, ShowArgs, SubjectArgs, TableFlag, TokenizeArgs,
+    TrainPredictorArgs, UnseenArgs,
 };

@@ -25,14 +25,6 @@ pub struct PullArgs {
     pub json: bool,
 }
 
-/// `troika ls`.
-#[derive(Args)]
-pub struct LsArgs {
-    /// Print one JSON object
-    #[arg(long, env = "TROIKA_JSON")]
-    pub json: bool,
-}
-
 /// `troika rm`.
 #[derive(Args)]
 pub struct RmArgs {

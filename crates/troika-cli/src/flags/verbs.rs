@@ -16,7 +16,7 @@ use troika_lab::Ablation;
 use super::calibration::share;
 use super::doctor::DoctorArgs;
 use super::export::{expert_groups, rows, weights};
-use super::models::{CacheArgs, LsArgs, PullArgs, RmArgs};
+use super::models::{CacheArgs, PullArgs, RmArgs};
 use super::npu::NpuProfilingArgs;
 use super::open::{ComputeArgs, OpenArgs};
 use super::placement::{self, PlanFileArgs};
@@ -67,7 +67,12 @@ pub enum Command {
     /// Measure how well a model predicts a text, as llama-perplexity does
     Perplexity(PerplexityArgs),
     /// Say how long devices worked and waited in a trace, as tables
-    Report(ReportArgs),
+    Report {
+        /// A Chrome trace, such as troika run --trace writes, or a calibration or routing trace of
+        /// troika calibrate: how often experts were chosen
+        #[arg(value_name = "FILE")]
+        trace: PathBuf,
+    },
     /// Find the ranges and outliers of a model's values on a text, for products of whole numbers
     Calibrate(Box<CalibrateArgs>),
     /// Train what predicts a token's experts in time to load them
@@ -86,7 +91,11 @@ pub enum Command {
     Pull(PullArgs),
     /// List the models in the Hub's cache
     #[command(visible_alias = "list")]
-    Ls(LsArgs),
+    Ls {
+        /// Print one JSON object
+        #[arg(long, env = "TROIKA_JSON")]
+        json: bool,
+    },
     /// Remove models from the Hub's cache
     Rm(RmArgs),
     /// Say which models a server has, and how busy it is
@@ -94,10 +103,17 @@ pub enum Command {
     /// List, check or remove what is kept: quantized weights, hashes and profiles
     Cache(CacheArgs),
     /// Print a completion script for a shell
-    Completions(CompletionArgs),
+    Completions {
+        /// Which shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
     /// Write the manual's pages into a folder; archives of releases hold them
     #[command(hide = true)]
-    Man(ManArgs),
+    Man {
+        /// The folder
+        dir: PathBuf,
+    },
 }
 
 /// Which model.
@@ -346,15 +362,6 @@ pub struct PerplexityArgs {
     pub plan: PlanFileArgs,
 }
 
-/// `troika report`.
-#[derive(Args)]
-pub struct ReportArgs {
-    /// A Chrome trace, such as troika run --trace writes, or a calibration or routing trace of
-    /// troika calibrate: how often experts were chosen
-    #[arg(value_name = "FILE")]
-    pub trace: PathBuf,
-}
-
 /// `troika calibrate`.
 #[derive(Args)]
 #[command(mut_arg("ctx_size", of_windows))]
@@ -453,21 +460,6 @@ pub struct DevicesArgs {
     /// Print a JSON list, an object for each device
     #[arg(long, env = "TROIKA_JSON")]
     pub json: bool,
-}
-
-/// `troika completions`.
-#[derive(Args)]
-pub struct CompletionArgs {
-    /// Which shell
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
-}
-
-/// `troika man`.
-#[derive(Args)]
-pub struct ManArgs {
-    /// The folder
-    pub dir: PathBuf,
 }
 
 /// `troika train-predictor`.
