@@ -36,12 +36,8 @@ const TESTED: &str =
 pub fn run(root: &Path) -> Result<()> {
     require()?;
     let start = Instant::now();
-    cargo(
-        root,
-        "build of the tests",
-        "max",
-        &format!("build {TESTED} --test kernels --test golden"),
-    )?;
+    let build = format!("build {TESTED} --test kernels --test golden");
+    cargo(root, "build of the tests", "max", &build)?;
     let test = |name: &str| format!("test {TESTED} --test {name}");
     for (cpu, kind) in CPUS {
         println!("\n{cpu}: {kind}");

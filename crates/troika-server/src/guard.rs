@@ -70,9 +70,8 @@ pub async fn check(
             let answered = RECORD
                 .scope(record.clone(), AssertUnwindSafe(next.run(request)).catch_unwind())
                 .await;
-            let gave_up =
-                |_| Problem::fault("the server gave up on this request; please report it");
-            answered.unwrap_or_else(|why| gave_up(why).into_response())
+            let why = "the server gave up on this request; please report it";
+            answered.unwrap_or_else(|_| Problem::fault(why).into_response())
         }
         (Err(problem), _) => {
             read_off(request).await;
@@ -142,13 +141,9 @@ fn priority(headers: &HeaderMap) -> Result<i32, Problem> {
 /// A page of another site could name itself as this address by its DNS, and so read answers. It
 /// cannot change the `Host` that the browser sends.
 fn check_host(server: &Server, headers: &HeaderMap) -> Result<(), Problem> {
-    // With keys such a page learns nothing: it has none.
-    if !server.options.keys.is_empty() {
-        return Ok(());
-    }
     let host = headers.get(HOST).and_then(|h| h.to_str().ok());
-    let known = host.is_some_and(|host| is_own_name(server, host));
-    if known {
+    // With keys such a page learns nothing: it has none.
+    if !server.options.keys.is_empty() || host.is_some_and(|host| is_own_name(server, host)) {
         return Ok(());
     }
     let message = "this server is not known by the name in the Host header; use localhost, or start \

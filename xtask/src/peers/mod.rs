@@ -18,10 +18,7 @@ use crate::command::{Result, build_troika};
 /// Measures, and prints the table. `root` is the workspace.
 pub fn run(root: &Path, options: &Options) -> Result<()> {
     let peers = peers(options)?;
-    let troika = match &options.troika {
-        Some(path) => path.clone(),
-        None => build_troika(root)?,
-    };
+    let troika = options.troika.clone().map_or_else(|| build_troika(root), Ok)?;
     let each = options.files.iter().map(|file| compare::compare(&troika, &peers, file, options));
     let all: Vec<_> = each.collect::<Result<_>>()?;
     let names: Vec<&str> = peers.iter().map(|p| p.name).collect();

@@ -99,6 +99,7 @@ impl ComputeArgs {
         threads: Option<usize>,
         strategy: Strategy,
     ) -> Result<OpenOptions, CliError> {
+        let read = |file: &PathBuf| predictor(file, self.predictor_experts);
         let mut options = OpenOptions {
             dtype: self.dtype,
             quant: self.quant.quant,
@@ -108,11 +109,7 @@ impl ComputeArgs {
                 experts: self.expert_cache_mib.map(|mib| mib.saturating_mul(1 << 20)),
                 ..MemoryLimits::default()
             },
-            predictor: self
-                .predictor
-                .as_deref()
-                .map(|file| predictor(file, self.predictor_experts))
-                .transpose()?,
+            predictor: self.predictor.as_ref().map(read).transpose()?,
             chunk: self.ubatch_size,
             devices: self.devices(threads),
             ..OpenOptions::default()

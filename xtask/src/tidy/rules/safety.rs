@@ -65,12 +65,11 @@ impl<'ast> Visit<'ast> for Functions {
 
     fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
         if item.trait_.is_none() {
-            let methods = item.items.iter();
-            methods.for_each(|m| {
-                if let syn::ImplItem::Fn(f) = m {
-                    self.ask(&f.sig)
+            for member in &item.items {
+                if let syn::ImplItem::Fn(f) = member {
+                    self.ask(&f.sig);
                 }
-            });
+            }
         }
         visit::visit_item_impl(self, item);
     }
