@@ -12,7 +12,6 @@ mod file;
 mod flags;
 mod generate;
 mod gpu;
-mod input;
 mod interrupt;
 mod output;
 mod parallel;

@@ -14,11 +14,11 @@ use super::routing::RoutingSummary;
 use super::run::open_options;
 use super::{bench, routing};
 use crate::error::CliError;
+use crate::file::{self, read_file, read_input};
 use crate::flags::{CalibrateArgs, OpenArgs};
-use crate::input::{read_file, read_input};
 use crate::interrupt::Interrupt;
 use crate::progress::going_on;
-use crate::{file, output, resolve};
+use crate::{output, resolve};
 
 /// Tokens of a window, as in `llama-perplexity`.
 const WINDOW: usize = 512;

@@ -5,8 +5,8 @@ use troika::{Error, Model, Outliers, Perplexity, Scored, Source};
 
 use super::calibrate::window_options;
 use crate::error::CliError;
+use crate::file::read_input;
 use crate::flags::{CalibrationArgs, OpenArgs, PerplexityArgs};
-use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::{expert_groups, output, progress, resolve};
 

@@ -7,7 +7,7 @@ use troika::trace::{TraceReport, heat_map, read_chrome};
 
 use super::routing::RoutingSummary;
 use crate::error::CliError;
-use crate::input::{read_bytes, read_file};
+use crate::file::{read_bytes, read_file};
 use crate::output;
 
 /// Tasks that took longest are listed up to this number.

@@ -7,9 +7,8 @@ use troika::plan::{Calibration, ExpertUse, RoutingTrace, Transitions, median_ove
 use troika::{Error, Source};
 
 use crate::error::CliError;
-use crate::file;
+use crate::file::{self, read_file};
 use crate::flags::UnseenArgs;
-use crate::input::read_file;
 use crate::resolve;
 
 /// Overlap is reported for this many most chosen experts, where a layer has more experts.

@@ -8,11 +8,11 @@ use troika::trace::Tracer;
 use troika::{CpuMeter, EnergyMeter, Model, OpenOptions, Output, Source};
 
 use crate::error::CliError;
+use crate::file::{self, is_stdin, read_input};
 use crate::flags::{OpenArgs, RunArgs, chat_helper};
 use crate::generate::{generate, system, tokenize};
-use crate::input::{is_stdin, read_input};
 use crate::interrupt::Interrupt;
-use crate::{chat, expert_groups, file, output, parallel, resolve, stats};
+use crate::{chat, expert_groups, output, parallel, resolve, stats};
 
 /// Generates text for one prompt, or opens a chat.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use crate::error::CliError;
+use crate::file::read_input;
 use crate::flags::TokenizeArgs;
-use crate::input::read_input;
 use crate::{output, resolve};
 
 /// Prints ids, with their tokens.

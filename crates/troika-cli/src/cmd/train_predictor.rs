@@ -10,11 +10,11 @@ use troika::{
 use super::calibrate::window_options;
 use super::routing::unseen;
 use crate::error::CliError;
+use crate::file::{self, read_input};
 use crate::flags::TrainPredictorArgs;
-use crate::input::read_input;
 use crate::interrupt::Interrupt;
 use crate::progress::going_on;
-use crate::{file, output, resolve};
+use crate::{output, resolve};
 
 /// Rank of a layer's matrix, where that is smaller and faster than all of it.
 const RANK: usize = 32;

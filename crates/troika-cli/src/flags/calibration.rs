@@ -10,7 +10,7 @@ use troika::weights::Quant;
 use troika::{CalibrationOptions, Error, NpuNumbers, OpenOptions, Outliers};
 
 use crate::error::CliError;
-use crate::input::read_file;
+use crate::file::read_file;
 
 /// A calibration and its use.
 #[derive(Args, Clone)]

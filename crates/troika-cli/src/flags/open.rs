@@ -15,7 +15,7 @@ use super::placement::PlacementArgs;
 use super::quant::{QuantArgs, mib};
 use super::types::{CACHE_TYPES, CoreList, FLOAT_TYPES, core_list, isa, one_of, thread_count};
 use crate::error::CliError;
-use crate::input::read_bytes;
+use crate::file::read_bytes;
 use crate::output;
 use crate::progress::OpeningBars;
 use crate::stats::counted;

@@ -13,12 +13,12 @@ use troika::{
 };
 
 use crate::error::CliError;
+use crate::file::read_file;
 use crate::flags::calibration::CalibrationArgs;
 use crate::flags::experts::ExpertArgs;
 use crate::flags::npu::needs_npu;
 use crate::flags::quant::QuantArgs;
 use crate::flags::types::named;
-use crate::input::read_file;
 use crate::interrupt::Interrupt;
 use crate::progress::OpeningBars;
 use crate::{gpu, output};
