@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::blob::{self, Failure};
-use super::glimpse::{Glimpse, Offer};
 use super::http::{Client, Trouble, can_be_sent, shown};
 use super::job::FetchJob;
 use super::listing::{self, Listing};
 use super::name::MAIN;
+use super::options::Glimpse;
 use super::select::{Selection, choice, models, quantization, select};
 use super::{HubError, Progress, cache};
 
@@ -19,6 +19,17 @@ const HEADWAY: u64 = 1 << 20;
 /// The bytes of a GGUF file's start that are looked at: more where its header is longer. They stay in
 /// the cache, where the rest of the file follows them.
 const HEADS: [u64; 3] = [8 << 20, 32 << 20, 128 << 20];
+
+/// A model that a repository has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The name for it: `owner/name` or `owner/name:Q4_K_M`.
+    pub name: String,
+    /// The quantization that a GGUF file's name tells.
+    pub quantization: Option<String>,
+    /// Bytes of its files, if the Hub tells.
+    pub bytes: Option<u64>,
+}
 
 /// Fetches the missing files of a model into the cache.
 pub fn fetch(job: &FetchJob<'_>) -> Result<PathBuf, HubError> {

@@ -16,7 +16,6 @@ mod cache;
 mod digest;
 mod error;
 mod fetch;
-mod glimpse;
 mod http;
 mod inventory;
 mod job;
@@ -33,10 +32,10 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 pub use error::HubError;
-pub use glimpse::{Glimpse, Offer, Verdict};
+pub use fetch::Offer;
 pub use inventory::{HubModel, Inventory, UnusableRepository, WeightFormat, inventory};
 pub use job::Progress;
-pub use options::HubOptions;
+pub use options::{Glimpse, HubOptions, Verdict};
 pub use removal::Removal;
 
 use http::Limits;

@@ -1,12 +1,29 @@
-//! Settings of the Hub, and the environment variables they come from.
+//! Settings of the Hub, the environment variables they come from, and what looks at a model before its
+//! weights are fetched.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::glimpse::{Glimpse, Verdict};
-
 /// The default address of the Hub.
 pub const ENDPOINT: &str = "https://huggingface.co";
+
+/// What is there of a model before its weights are.
+#[derive(Clone, Copy, Debug)]
+pub struct Glimpse<'a> {
+    /// The model as the user named it.
+    pub model: &'a str,
+    /// The folder with the small files of a model in safetensors, or a file with the first bytes of a
+    /// GGUF file.
+    pub place: &'a Path,
+    /// Bytes of the whole GGUF file; `None`: a model in safetensors.
+    pub gguf: Option<u64>,
+    /// Bytes of all files of the model, if the Hub tells.
+    pub bytes: Option<u64>,
+}
+
+/// What is said of a model that was looked at: a line for the user, or nothing where the first bytes
+/// are too few to tell; or a part of a sentence that says why it is of no use.
+pub type Verdict = Result<Option<String>, String>;
 
 /// Settings for finding models. The default has no cache; see [`HubOptions::from_env`].
 #[derive(Clone, Default)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::TypedValueParser;
+use clap::builder::{RangedU64ValueParser, TypedValueParser};
 use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika::{
     AutoDevices, DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions, on_battery,
@@ -98,11 +98,6 @@ fn lengths(text: &str) -> Result<WantedLengths, String> {
     Ok(WantedLengths { prompt: read(prompt)?, answer: answer.map(read).transpose()? })
 }
 
-/// Rows of a compiled graph.
-fn rows() -> impl TypedValueParser<Value = usize> {
-    clap::value_parser!(u64).range(1..=65_536).map(|n| n as usize)
-}
-
 pub(super) fn sync_modes() -> impl TypedValueParser<Value = SyncMode> {
     named(SyncMode::ALL.map(SyncMode::name), SyncMode::parse)
 }
@@ -167,7 +162,8 @@ pub struct PlacementArgs {
     /// Numbers of rows to compile for on devices with static shapes [default: each device's own]
     ///
     /// Each takes memory of its own where weights are part of the code.
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = rows())]
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
     pub row_buckets: Vec<usize>,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
