@@ -4,12 +4,7 @@ use serde_json::{Value, json};
 use troika::engine::GroupStats;
 use troika::program::ExpertCounts;
 
-use crate::stats::ms;
-
-/// A part of a whole in percent.
-fn percent(part: u64, whole: u64) -> f64 {
-    100.0 * part as f64 / whole.max(1) as f64
-}
+use crate::stats::{ms, percent};
 
 /// Sums over all layers.
 fn sum(stats: &GroupStats, of: fn(&ExpertCounts) -> u64) -> u64 {

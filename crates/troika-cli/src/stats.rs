@@ -13,6 +13,11 @@ pub fn ms(d: Duration) -> f64 {
     (d.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// A part of a whole in percent.
+pub fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
+}
+
 /// The figures for people.
 pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> String {
     let (stats, load) = (&output.stats, model.load_time());
@@ -60,10 +65,9 @@ pub fn text(model: &Model, output: &Output, tokenizer: Option<Duration>) -> Stri
 /// How many experts are `held` where they are wanted, and how many of the chosen ones were found there,
 /// with those that came `ahead` of time.
 fn found(e: &ExpertStats, held: &str, ahead: &str) -> String {
-    let share = |part: u64, all: u64| 100.0 * part as f64 / all.max(1) as f64;
     let expected = match e.expected {
         0 => String::new(),
-        n => format!(", {n} {ahead} ahead, {:.0} % of them used", share(e.expected_used, n)),
+        n => format!(", {n} {ahead} ahead, {:.0} % of them used", percent(e.expected_used, n)),
     };
     format!(
         "{} of {} of experts {held}; {:.1} % of {} chosen were there, {:.1} % on the way{expected}",
@@ -71,7 +75,7 @@ fn found(e: &ExpertStats, held: &str, ahead: &str) -> String {
         bytes(e.bytes_of_all),
         100.0 * e.hit_rate(),
         e.chosen,
-        share(e.coming, e.chosen)
+        percent(e.coming, e.chosen)
     )
 }
 

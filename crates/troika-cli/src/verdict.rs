@@ -65,9 +65,8 @@ fn in_config(folder: &Path) -> Result<(ModelSpec, String), Box<dyn Error>> {
     let spec = from_config(&config)?.spec;
     let quantized = config.pointer("/quantization_config/quant_method");
     let types = quantized.or(config.get("torch_dtype")).or(config.get("dtype"));
-    let types =
-        types.and_then(|text| text.as_str()).unwrap_or("the types of its files").to_string();
-    Ok((spec, types))
+    let types = types.and_then(|text| text.as_str()).unwrap_or("the types of its files");
+    Ok((spec, types.to_string()))
 }
 
 /// Family and types of a GGUF file, by its first bytes; `None` if its header is longer.

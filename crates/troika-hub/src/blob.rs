@@ -190,8 +190,11 @@ impl PartialBlob<'_> {
     fn check_space(&self) -> Result<(), Failure> {
         let job = self.wanted.job;
         let needed = self.size - self.there;
-        // A file system that does not tell has all the space it wants.
-        let Some(free) = free_space(job.dir).filter(|free| *free < needed) else { return Ok(()) };
+        // A file system that does not tell has all the space it wants. Some network file systems
+        // claim to have no bytes at all.
+        let stats = fs4::statvfs(job.dir).ok().filter(|stats| stats.total_space() > 0);
+        let free = stats.map(|stats| stats.available_space());
+        let Some(free) = free.filter(|free| *free < needed) else { return Ok(()) };
         Err(Failure::Final(job.fails(format!(
             "{} needs {needed} bytes more at {}, and {free} are free; remove something there, or set \
              HF_HUB_CACHE to a folder on another disk",
@@ -286,13 +289,6 @@ impl PartialBlob<'_> {
         // An existing file of this name is right already.
         linked.or_else(|e| if e.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(e) })
     }
-}
-
-/// The free bytes of the disk that a folder is on, if its file system tells.
-fn free_space(dir: &Path) -> Option<u64> {
-    let stats = fs4::statvfs(dir).ok()?;
-    // Some network file systems claim to have no bytes at all.
-    (stats.total_space() > 0).then(|| stats.available_space())
 }
 
 fn length(path: &Path) -> Option<u64> {

@@ -191,21 +191,19 @@ fn tagged_gguf(names: &[String], tag: &str) -> Result<String, SelectError> {
     let lower = tag.to_lowercase();
     let holding: Vec<&String> =
         models.iter().filter(|(stem, _)| stem.contains(&lower)).map(|(_, file)| file).collect();
-    match holding.as_slice() {
-        [file] => Ok(file.to_string()),
-        [] if models.is_empty() => Err(SelectError::NoMatch(
+    let (why, there) = match holding.as_slice() {
+        [file] => return Ok(file.to_string()),
+        [] if models.is_empty() => (
             format!("`{tag}` names a GGUF file, and this repository has none"),
             names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect(),
-        )),
-        [] => Err(SelectError::NoMatch(
-            format!("no GGUF file is tagged `{tag}`"),
-            models.into_values().collect(),
-        )),
-        several => Err(SelectError::NoMatch(
+        ),
+        [] => (format!("no GGUF file is tagged `{tag}`"), models.into_values().collect()),
+        several => (
             format!("`{tag}` fits more than one file"),
             several.iter().map(|file| file.to_string()).collect(),
-        )),
-    }
+        ),
+    };
+    Err(SelectError::NoMatch(why, there))
 }
 
 /// The model whose name contains the tag as a whole word; the shortest such name.

@@ -386,18 +386,14 @@ impl EngineThread {
             expert_hits: hits.map(|s| s.hits as f64 / s.chosen as f64),
             busy: idle.chain(busy.iter().map(|(d, t)| (d.clone(), share(t)))).collect(),
         };
-        self.tell(&figures, memory.kv_cache);
-        *lock(&self.shared.figures) = figures;
-    }
-
-    fn tell(&self, figures: &Figures, kv_budget: u64) {
         let (metrics, of) = (&self.metrics, OfModel { model: self.name.clone() });
         metrics.kv_used.get_or_create(&of).set(figures.kv_used as i64);
-        metrics.kv_budget.get_or_create(&of).set(kv_budget as i64);
+        metrics.kv_budget.get_or_create(&of).set(memory.kv_cache as i64);
         metrics.pages.get_or_create(&of).set(figures.pages.held as i64);
         metrics.sequences.get_or_create(&of).set(figures.sequences as i64);
         if let Some(hits) = figures.expert_hits {
             metrics.expert_hits.get_or_create(&of).set(hits);
         }
+        *lock(&self.shared.figures) = figures;
     }
 }

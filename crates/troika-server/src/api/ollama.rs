@@ -38,7 +38,12 @@ enum Verb {
 pub async fn chat(call: JsonRequest) -> Answer {
     let fields = call.fields();
     let messages = fields.value("messages");
-    without_images(messages)?;
+    let mut list = messages.and_then(Value::as_array).into_iter().flatten();
+    if list.any(|m| m["images"].as_array().is_some_and(|images| !images.is_empty())) {
+        // In Ollama's words.
+        let why = "this model is missing data required for image input: it reads text only";
+        return Err(Problem::field("images", why));
+    }
     let says = messages.is_some_and(|m| m.as_array().is_none_or(|m| !m.is_empty()));
     let form = match begin(&call, Verb::Chat, says).await? {
         Continue(form) => form,
@@ -165,18 +170,6 @@ async fn raw(
     let request = Request { params, max_tokens, stop, logprobs, ..Request::default() };
     let generation = Generation { prompt, request, choices: 1, grammar, ..Generation::default() };
     Prepared::plain(generation).start(&turn).await
-}
-
-/// Refuses messages with pictures, in Ollama's words.
-fn without_images(messages: Option<&Value>) -> Result<(), Problem> {
-    let mut list = messages.and_then(Value::as_array).into_iter().flatten();
-    match list.any(|m| m["images"].as_array().is_some_and(|images| !images.is_empty())) {
-        true => Err(Problem::field(
-            "images",
-            "this model is missing data required for image input: it reads text only",
-        )),
-        false => Ok(()),
-    }
 }
 
 fn chat_request(
