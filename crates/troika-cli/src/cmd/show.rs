@@ -255,15 +255,12 @@ fn error_table(errors: &[ClassError]) -> String {
 fn as_json(d: &Described, path: &str, kept: &Kept, errors: &[ClassError]) -> Value {
     let classes = d.store.classes();
     let total: u64 = classes.iter().map(|c| c.parameters).sum();
-    let list: Vec<Value> = classes
-        .iter()
-        .map(|c| {
-            json!({
-                "class": c.class, "dtype": c.dtype.name(),
-                "parameters": c.parameters, "bytes": c.bytes,
-            })
+    let weights = classes.iter().map(|c| {
+        json!({
+            "class": c.class, "dtype": c.dtype.name(),
+            "parameters": c.parameters, "bytes": c.bytes,
         })
-        .collect();
+    });
     json!({
         "model": path,
         "architecture": d.spec.family,
@@ -274,7 +271,7 @@ fn as_json(d: &Described, path: &str, kept: &Kept, errors: &[ClassError]) -> Val
         "cache_bytes_per_token": kept.token,
         "state_bytes_per_sequence": kept.sequence,
         "vocabulary": d.spec.vocab,
-        "weights": list,
+        "weights": weights.collect::<Vec<_>>(),
         "quantization": errors.iter().map(error_json).collect::<Vec<_>>(),
         "spec": serde_json::to_value(&d.spec).unwrap_or(Value::Null),
     })

@@ -81,7 +81,10 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.iter().map(|s| parse_bias(s)).collect::<Result<_, _>>()?,
             chain: base.chain,
-            seed: u64::try_from(self.seed).unwrap_or_else(|_| fresh_seed()),
+            seed: u64::try_from(self.seed).unwrap_or_else(|_| {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                now.as_nanos() as u64
+            }),
         };
         let flag = |name: &str| match name {
             "temperature" => "--temp".to_string(),
@@ -111,11 +114,6 @@ fn parse_bias(s: &str) -> Result<(u32, f32), CliError> {
         b => b.parse::<f32>().ok().filter(|b| b.is_finite()).ok_or_else(wrong)?,
     };
     Ok((token.parse().map_err(|_| wrong())?, bias))
-}
-
-fn fresh_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    now.as_nanos() as u64
 }
 
 #[cfg(test)]
