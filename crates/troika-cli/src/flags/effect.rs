@@ -68,7 +68,7 @@ fn is_given(arg: &Arg, given: &ArgMatches, by: ValueSource) -> bool {
     given.value_source(id) == Some(by) && !off
 }
 
-fn is_typed(arg: &Arg, given: &ArgMatches) -> bool {
+pub(super) fn is_typed(arg: &Arg, given: &ArgMatches) -> bool {
     is_given(arg, given, ValueSource::CommandLine)
 }
 

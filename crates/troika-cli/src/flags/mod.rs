@@ -4,7 +4,6 @@
 mod calibration;
 mod doctor;
 mod effect;
-mod experts;
 mod export;
 mod help;
 mod models;

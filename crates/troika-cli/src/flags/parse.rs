@@ -6,7 +6,6 @@ use std::ffi::OsString;
 
 use clap::builder::{BoolishValueParser, Resettable};
 use clap::error::ErrorKind;
-use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use super::help::with_short_help;
@@ -76,8 +75,7 @@ fn typed_first(command: Command, words: &[OsString]) -> Command {
 
 /// Flags that conflict with a typed one and were not typed themselves.
 fn beaten(verb: &Command, typed: &ArgMatches) -> BTreeSet<String> {
-    let is_typed =
-        |arg: &Arg| typed.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let is_typed = |arg: &Arg| effect::is_typed(arg, typed);
     let mut beaten = BTreeSet::new();
     for arg in verb.get_arguments() {
         for rival in verb.get_arg_conflicts_with(arg) {

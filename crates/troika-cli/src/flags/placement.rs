@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{RangedU64ValueParser, TypedValueParser};
-use troika::plan::{Goal, Plan, PlanError, Policy, Strategy, SyncMode};
+use troika::plan::{Dispatch, ExpertSettings, Goal, Plan, PlanError, Policy, Strategy, SyncMode};
 use troika::{
-    AutoDevices, DeviceSpec, OpenOptions, PlanSource, ProfileAt, SolveOptions, on_battery,
+    AutoDevices, DeviceSpec, ExpertOptions, OpenOptions, PlanSource, ProfileAt, SolveOptions,
+    on_battery,
 };
 
 use crate::error::CliError;
 use crate::file::read_file;
-use crate::flags::calibration::CalibrationArgs;
-use crate::flags::experts::ExpertArgs;
+use crate::flags::calibration::{CalibrationArgs, read_calibration};
 use crate::flags::npu::needs_npu;
 use crate::flags::quant::QuantArgs;
 use crate::flags::types::named;
@@ -167,8 +167,16 @@ pub struct PlacementArgs {
     pub row_buckets: Vec<usize>,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
-    #[command(flatten)]
-    pub experts: ExpertArgs,
+    /// The most MiB of experts that a device holds at once [default: what it takes]
+    #[arg(long, value_name = "MIB")]
+    pub expert_group_mib: Option<u64>,
+    /// When groups run [default: per-chunk]
+    ///
+    /// per-chunk: once for each chunk of a prompt. layer-major: chunks go through the model layer
+    /// by layer, and a group runs as soon as the rows of one of its experts are full.
+    #[arg(long, value_name = "WAY")]
+    #[arg(value_parser = named(Dispatch::ALL.map(Dispatch::name), Dispatch::parse))]
+    pub expert_dispatch: Option<Dispatch>,
     /// Which of a prompt's segments a free device takes first [default: as the plan says]
     ///
     /// One of chunk-at-a-time, in-order, out-of-order or critical-path: see docs/plans.md.
@@ -310,7 +318,16 @@ impl PlacementArgs {
             return Err(CliError::Usage(why.into()));
         }
         let counts = self.calibration.calibration.as_deref().filter(|_| shares);
-        options.experts = self.experts.options(counts, self.lengths.map(|of| of.prompt))?;
+        let read = |file: &Path| Ok::<_, CliError>((read_calibration(file)?, file.to_path_buf()));
+        options.experts = ExpertOptions {
+            settings: ExpertSettings {
+                dispatch: self.expert_dispatch.unwrap_or_default(),
+                bytes: self.expert_group_mib.map(|mib| mib.saturating_mul(1 << 20)),
+                ..ExpertSettings::default()
+            },
+            calibration: counts.map(read).transpose()?,
+            prompt: self.lengths.map(|of| of.prompt),
+        };
         self.calibration.apply(options)?;
         let flags = &self.calibration;
         let of_npus = [
