@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use tempfile::TempDir;
+
 use crate::profiling::ProfilingLevel;
 use crate::runtime::{Chosen, Runtime};
 
@@ -44,4 +46,12 @@ impl GraphKey {
         hasher.update(model.as_bytes());
         GraphKey(*hasher.finalize().as_bytes())
     }
+}
+
+/// Where a package is.
+pub(crate) struct PackageFolder {
+    pub path: PathBuf,
+    /// Removes it, unless it is kept.
+    #[expect(dead_code, reason = "it is there to be dropped")]
+    pub made: Option<TempDir>,
 }

@@ -2,7 +2,6 @@
 //! that are compiled together share one package, so that weights are in it once.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +13,7 @@ use troika_device::{
 use troika_graph::{ActivationFormat, DType, Op, Subgraph, verify};
 use troika_trace::Tracer;
 
-use crate::cache::{GraphCache, GraphKey};
+use crate::cache::{GraphCache, GraphKey, PackageFolder};
 use crate::cached::{self, CachedModel};
 use crate::device::{Code, ROW_BUCKETS, loaded};
 use crate::emit::{EmitOptions, Emitted, input_name, is_summed, refusal, rows_of, written};
@@ -55,13 +54,6 @@ pub struct CoreMlDevice {
     rewrites: Rewrites,
     caps: Caps,
     recorder: Arc<Recorder>,
-}
-
-/// Where a package is.
-pub(crate) struct PackageFolder {
-    path: PathBuf,
-    /// Removes it, unless it is kept.
-    _made: Option<TempDir>,
 }
 
 /// The models of a graph on their way: for each number of positions, the name of its function.
@@ -166,8 +158,8 @@ impl CoreMlDevice {
     fn kept(&self, made: TempDir, hash: blake3::Hash) -> PackageFolder {
         let key = GraphKey(*hash.as_bytes());
         match self.cache.as_ref().and_then(|cache| cache.keep_package(&key, made.path())) {
-            Some(path) => PackageFolder { path, _made: None },
-            None => PackageFolder { path: made.path().into(), _made: Some(made) },
+            Some(path) => PackageFolder { path, made: None },
+            None => PackageFolder { path: made.path().into(), made: Some(made) },
         }
     }
 

@@ -11,7 +11,7 @@ use troika_check::{Random, floats};
 use troika_device::{AccessError, ReadRows, Run, SpaceId, View, WriteRows, lock, trim_heap};
 use troika_graph::DType;
 
-use crate::core_ml::PackageFolder;
+use crate::cache::PackageFolder;
 use crate::emit::{Emitted, HIDDEN, MASK, Port};
 use crate::mil::CoreMlFunction;
 use crate::onnx::OnnxFiles;
