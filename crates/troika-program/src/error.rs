@@ -17,58 +17,13 @@ pub enum ProgramError {
     /// The plan names no device for a segment.
     #[error("the plan names no device for segment {0}")]
     Unplaced(String),
-    /// A segment whose number of stages differs from the plan's rule.
-    #[error("segment {segment} has {has} stages, the plan's rule {says}")]
-    Stages {
-        /// The segment.
-        segment: String,
-        /// Stages of the segment.
-        has: usize,
-        /// Stages in the rule.
-        says: usize,
-    },
-    /// A device that cannot share experts out.
-    #[error(
-        "device {0} cannot share experts out: that takes a CPU which runs functions of the host and \
-         takes any number of rows; name one as the rule's device"
-    )]
-    Routes(String),
-    /// A group of experts that is larger than a device's graphs may be.
-    #[error(
-        "group {group} of the plan's experts in {segment} has {bytes} bytes of weights on device \
-         {device}, whose graphs hold {most}; put fewer experts into a group"
-    )]
-    Group {
-        /// The segment.
-        segment: String,
-        /// The group's number, counted from 1.
-        group: usize,
-        /// Its weights.
-        bytes: u64,
-        /// The device.
-        device: String,
-        /// The most bytes of a graph.
-        most: u64,
-    },
-    /// A cache of experts that has no room for one group.
-    #[error(
-        "a group of experts has {needs} bytes of weights on device {device}, and its cache of \
-         experts holds {holds}; raise --expert-group-mib"
-    )]
-    ExpertCache {
-        /// The device.
-        device: String,
-        /// Bytes of the largest group.
-        needs: u64,
-        /// The most bytes of the cache.
-        holds: u64,
-    },
-    /// Values before and after attention of another type than f32.
-    #[error(
-        "rows of {0} cannot be left out by what attention added to them, which is handed on in 16 \
-         bits; leave \"values\" out of the rules, or take another overflow"
-    )]
-    Saliency(String),
+    /// A plan that the model or the devices do not fit: a sentence that names what it is about.
+    #[error("{0}")]
+    Misfit(String),
+    /// What a device does not take of a segment that devices share: to route rows, a group of
+    /// experts, or a standard length. A sentence that names the device.
+    #[error("{0}")]
+    NotTaken(String),
     /// A segment that cannot be split as the plan says.
     #[error(transparent)]
     Partition(#[from] PartitionError),
@@ -84,41 +39,5 @@ pub enum ProgramError {
         least: f64,
         /// The largest one that leaves another device something.
         most: f64,
-    },
-    /// A cache that two devices use in turns although each has memory of its own.
-    #[error(
-        "the plan has {0} use a cache in one place that another segment of the phase uses in \
-         another; place or split both alike"
-    )]
-    TwoHomes(String),
-    /// A cache page too large for a device to bind.
-    #[error(
-        "the plan's pages of {page_len} positions have {bytes} bytes in {state}, more than device \
-         {device} binds at once; set page_len to {fit} or less"
-    )]
-    Page {
-        /// The device.
-        device: String,
-        /// The cache.
-        state: String,
-        /// Positions of a page.
-        page_len: usize,
-        /// Bytes of a page.
-        bytes: u64,
-        /// The longest page that can be bound.
-        fit: u64,
-    },
-    /// A standard length that the static shapes do not add up to.
-    #[error(
-        "the plan gives device {device} {length} rows at once, which its shapes of {rows:?} rows \
-         do not make up"
-    )]
-    StandardLength {
-        /// The device.
-        device: String,
-        /// The rows of a standard part.
-        length: usize,
-        /// The numbers of rows it is compiled for.
-        rows: Vec<usize>,
     },
 }

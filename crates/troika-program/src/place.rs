@@ -71,8 +71,9 @@ impl Placer<'_> {
         };
         let graphs = pieces::stages(root, &mut between)?;
         if graphs.len() != stages.len() {
-            let (segment, has) = (segment.graph.name.clone(), graphs.len());
-            return Err(ProgramError::Stages { segment, has, says: stages.len() });
+            let (segment, has, says) = (&segment.graph.name, graphs.len(), stages.len());
+            let why = format!("segment {segment} has {has} stages, the plan's rule {says}");
+            return Err(ProgramError::Misfit(why));
         }
         let mut placed = Vec::new();
         for (root, stage) in graphs.into_iter().zip(stages) {
@@ -159,9 +160,11 @@ impl Placer<'_> {
                 let mut left = length;
                 while let Some(run) = piece.next_run(left, true) {
                     if run.rows < run.room {
-                        let device = self.devices[piece.device].name.clone();
-                        let rows = piece.shapes.clone();
-                        return Err(ProgramError::StandardLength { device, length, rows });
+                        let (device, rows) = (&self.devices[piece.device].name, &piece.shapes);
+                        return Err(ProgramError::NotTaken(format!(
+                            "the plan gives device {device} {length} rows at once, which its \
+                             shapes of {rows:?} rows do not make up"
+                        )));
                     }
                     left -= run.rows;
                 }

@@ -160,10 +160,14 @@ impl Placer<'_> {
         let device = &self.devices[device];
         let Caps { static_shapes, host_tasks, offset_alignment, .. } = device.caps;
         let on_host = own_space(&device.caps) == SpaceId::HOST;
-        match host_tasks && on_host && !static_shapes && offset_alignment <= 1 {
-            true => Ok(()),
-            false => Err(ProgramError::Routes(device.name.clone())),
+        if host_tasks && on_host && !static_shapes && offset_alignment <= 1 {
+            return Ok(());
         }
+        Err(ProgramError::NotTaken(format!(
+            "device {} cannot share experts out: that takes a CPU which runs functions of the host \
+             and takes any number of rows; name one as the rule's device",
+            device.name
+        )))
     }
 
     /// The values before and after the mixer of a segment's layer.
@@ -175,7 +179,13 @@ impl Placer<'_> {
         let around = last.and_then(|s| Some([*s.inputs.last()?, *s.outputs.first()?]));
         let plain = |e: &EdgeId| self.types.edge(*e, Phase::Prefill) == DType::F32;
         let around = around.filter(|edges| edges.iter().all(plain));
-        let refused = || ProgramError::Saliency(segment.graph.name.clone());
+        let refused = || {
+            ProgramError::Misfit(format!(
+                "rows of {} cannot be left out by what attention added to them, which is handed on \
+                 in 16 bits; leave \"values\" out of the rules, or take another overflow",
+                segment.graph.name
+            ))
+        };
         Ok(around.ok_or_else(refused)?.map(|edge| edge.0))
     }
 
@@ -189,8 +199,11 @@ impl Placer<'_> {
         let PlanDevice { name, caps } = &self.devices[device];
         let bytes = graph_bytes(graph, caps);
         caps.max_graph_bytes.filter(|most| bytes > *most).map_or(Ok(()), |most| {
-            let (segment, device) = (graph.name.clone(), name.clone());
-            Err(ProgramError::Group { segment, group, bytes, device, most })
+            Err(ProgramError::NotTaken(format!(
+                "group {group} of the plan's experts in {} has {bytes} bytes of weights on device \
+                 {name}, whose graphs hold {most}; put fewer experts into a group",
+                graph.name
+            )))
         })
     }
 }

@@ -302,7 +302,11 @@ impl Program {
                     }
                     let mut others = homes.iter().map(|at| &instances[*at].cols);
                     if others.any(|cols| !common(cols, &used.cols).is_empty()) {
-                        return Err(ProgramError::TwoHomes(piece.name.to_string()));
+                        return Err(ProgramError::Misfit(format!(
+                            "the plan has {} use a cache in one place that another segment of the \
+                             phase uses in another; place or split both alike",
+                            piece.name
+                        )));
                     }
                     homes.push(known.unwrap_or(instances.len()));
                     if known.is_none() {
@@ -457,14 +461,13 @@ impl Program {
                     let bytes = position.saturating_mul(rows as u64);
                     if device.caps.slab_pages(bytes).is_none() {
                         let fit = device.caps.slab_pages(position).unwrap_or(0);
-                        return Err(ProgramError::Page {
-                            device: device.name.clone(),
-                            state: state.name.clone(),
-                            page_len,
-                            bytes,
-                            // Page lengths are powers of two.
-                            fit: fit.checked_ilog2().map_or(0, |log| 1 << log),
-                        });
+                        // Page lengths are powers of two.
+                        let fit = fit.checked_ilog2().map_or(0_u64, |log| 1 << log);
+                        return Err(ProgramError::Misfit(format!(
+                            "the plan's pages of {page_len} positions have {bytes} bytes in {}, \
+                             more than device {} binds at once; set page_len to {fit} or less",
+                            state.name, device.name
+                        )));
                     }
                 }
             }

@@ -60,9 +60,7 @@ impl<'a> Placements<'a> {
         let graph = self.lowered.segments[self.class[segment]].graph.clone();
         let of_class = Segment { graph, ..self.lowered.segments[segment].clone() };
         let placed = Arc::new(placer.place(&of_class, rule, phase).map_err(|e| match e {
-            ProgramError::StandardLength { .. }
-            | ProgramError::Group { .. }
-            | ProgramError::Routes(_) => PlanError::Unpriced(e.to_string()),
+            ProgramError::NotTaken(why) => PlanError::Unpriced(why),
             e => PlanError::Parse(e.to_string()),
         })?);
         self.known.insert(key, placed.clone());

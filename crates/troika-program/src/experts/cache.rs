@@ -81,8 +81,11 @@ impl ExpertCache {
         let most = caps.max_graphs.unwrap_or(usize::MAX).min(graphs.len().max(1));
         let slots = usize::try_from(plan.bytes / largest).unwrap_or(usize::MAX).min(most);
         if slots == 0 {
-            let (device, holds) = (plan.device.clone(), plan.bytes);
-            return Err(ProgramError::ExpertCache { device, needs: largest, holds });
+            let ExpertCachePlan { device, bytes: holds, .. } = plan;
+            return Err(ProgramError::Misfit(format!(
+                "a group of experts has {largest} bytes of weights on device {device}, and its \
+                 cache of experts holds {holds}; raise --expert-group-mib"
+            )));
         }
         // What makes way for other chunks' groups stays until its last run: a device with a limit of
         // its own has to have room for that.
