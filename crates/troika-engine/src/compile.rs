@@ -177,14 +177,13 @@ impl Compiling<'_> {
             if self.failed.load(Ordering::Acquire) < step {
                 break;
             }
-            let code = codes[self.list.graphs()[at].code].as_ref();
-            if self.with.cached.contains(&at) {
-                self.report(1);
-                made.push((at, CompiledGraph { code: code.cloned(), weights: None }));
-                continue;
-            }
-            let weights = self.load(at, code).map_err(|e| self.failure(step, e))?;
-            made.push((at, CompiledGraph { code: code.cloned(), weights: Some(weights) }));
+            let code = codes[self.list.graphs()[at].code].clone();
+            let weights = match self.with.cached.contains(&at) {
+                true => None,
+                false => Some(self.load(at, code.as_ref()).map_err(|e| self.failure(step, e))?),
+            };
+            self.report(1);
+            made.push((at, CompiledGraph { code, weights }));
         }
         Ok(made)
     }
@@ -282,9 +281,7 @@ impl Compiling<'_> {
             let why = format!("its compiler left out {}", graph.name);
             DeviceError::System { device: device.name().into(), why }
         })?;
-        let weights = device.load(code, graph, self.with.weights)?;
-        self.report(1);
-        Ok(weights)
+        Ok(device.load(code, graph, self.with.weights)?)
     }
 
     /// Why to stop at a graph.

@@ -127,7 +127,7 @@ impl Engine {
             slots: places.iter().map(slot).collect::<Result<_, _>>()?,
             top_k: Vec::new(),
             silent: silent.map(|d| d.name().to_string()),
-            losses: Losses::default(),
+            losses: Losses { elsewhere: None, leaving: None },
             handle: EngineHandle::new(limits),
             seqs: Sequences::new(rules, kv, spec),
             runner,

@@ -1,7 +1,5 @@
 //! Errors of the engine.
 
-use std::sync::Arc;
-
 use troika_device::{AccessError, DeviceError};
 use troika_model::lower::LowerError;
 use troika_plan::{PlanError, Refusal};
@@ -30,13 +28,8 @@ pub enum EngineError {
         most: u64,
     },
     /// A device was lost, and nothing else could go on in its place.
-    #[error("{loss}; going on elsewhere failed: {why}")]
-    NotLeft {
-        /// The loss.
-        loss: Box<DeviceError>,
-        /// Why nothing else could.
-        why: String,
-    },
+    #[error("{0}")]
+    NotLeft(String),
     /// A device refused an op only while compiling, or all ops of a graph.
     #[error("{error}")]
     Refused {
@@ -108,25 +101,7 @@ pub enum EngineError {
     /// A scheduling fault.
     #[error(transparent)]
     Busy(#[from] AccessError),
-    /// A task that became known while its graph ran uses memory that was not declared.
-    #[error("task {task} uses memory that {by}, which made it known, does not declare")]
-    Undeclared {
-        /// The task.
-        task: Arc<str>,
-        /// The task that made it known.
-        by: Arc<str>,
-    },
-    /// A task for a device that is not there.
-    #[error("task {task} is for device {device} of {devices}")]
-    NoDevice {
-        /// The task.
-        task: Arc<str>,
-        /// Its device.
-        device: usize,
-        /// How many there are.
-        devices: usize,
-    },
-    /// All remaining tasks wait for each other.
-    #[error("the scheduler has {0} tasks left and none is ready")]
-    Stuck(usize),
+    /// Tasks that no graph may have, or that all wait for each other: a sentence.
+    #[error("{0}")]
+    Tasks(String),
 }

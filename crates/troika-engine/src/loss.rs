@@ -15,12 +15,6 @@ pub(crate) struct Losses<T> {
     pub leaving: Option<DeviceError>,
 }
 
-impl<T> Default for Losses<T> {
-    fn default() -> Losses<T> {
-        Losses { elsewhere: None, leaving: None }
-    }
-}
-
 impl<T> Losses<T> {
     /// Notes an error; whether a device is being left, so that no sequence is to fail by it.
     pub fn note(&mut self, error: &EngineError) -> bool {

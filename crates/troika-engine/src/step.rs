@@ -121,8 +121,8 @@ impl Engine {
             Err(why) => {
                 self.losses.elsewhere = None;
                 for seq in self.seqs.queue.clone() {
-                    let (loss, why) = (Box::new(loss.clone()), why.clone());
-                    self.seqs.fail(seq, EngineError::NotLeft { loss, why });
+                    let why = format!("{loss}; going on elsewhere failed: {why}");
+                    self.seqs.fail(seq, EngineError::NotLeft(why));
                 }
             }
         }

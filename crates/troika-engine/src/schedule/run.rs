@@ -187,8 +187,9 @@ impl Runner {
     fn check(&self, graph: &TaskGraph) -> Result<(), EngineError> {
         let devices = self.lanes.all.len();
         if let Some(task) = graph.tasks.iter().find(|t| t.device >= devices) {
-            let (task, device) = (task.name.clone(), task.device);
-            return Err(EngineError::NoDevice { task, device, devices });
+            let (task, device) = (&task.name, task.device);
+            let why = format!("task {task} is for device {device} of {devices}");
+            return Err(EngineError::Tasks(why));
         }
         let refused = |t: &&Task| t.is_host() && !self.lanes.all[t.device].host;
         graph.tasks.iter().find(refused).filter(|_| graph.host).map_or(Ok(()), |task| {
@@ -207,7 +208,9 @@ impl Runner {
         self.lanes.timed = self.tracer.enabled() || self.policy.weighs();
         self.jobs.hand_over(&mut self.lanes);
         if self.jobs.is_idle() {
-            self.jobs.stuck(EngineError::Stuck);
+            let why =
+                |left: usize| format!("the scheduler has {left} tasks left and none is ready");
+            self.jobs.stuck(|left| EngineError::Tasks(why(left)));
             return self.take_ended();
         }
         match self.lanes.hear(|lane| self.jobs.in_flight(lane) > 0) {

@@ -143,7 +143,10 @@ impl TaskGraph {
                 && !matches!(&task.work, Work::Run(run) if !stateless(run))
         };
         grown.tasks.iter().find(|task| !fits(task)).map_or(Ok(()), |task| {
-            Err(EngineError::Undeclared { task: task.name.clone(), by: by.name.clone() })
+            let (task, by) = (&task.name, &by.name);
+            Err(EngineError::Tasks(format!(
+                "task {task} uses memory that {by}, which made it known, does not declare"
+            )))
         })
     }
 
