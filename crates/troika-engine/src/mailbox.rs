@@ -11,17 +11,17 @@ use crate::input::{Admission, Next, PromptProgress, SequenceInput, WantedLogits}
 use crate::schedule::{Canceller, JobId};
 use troika_program::kv::{KvError, KvFit, SeqId};
 
-/// A request; requests are done in the order in which they were made.
+/// What is requested of a sequence; requests are done in the order in which they were made.
 #[derive(Debug)]
 pub(crate) enum Request {
-    Admit(SeqId, Admission),
-    /// A new sequence beside another one.
-    Fork(SeqId, SeqId),
-    Append(SeqId, Vec<u32>, WantedLogits, Phase),
-    Replace(SeqId, Vec<u32>, WantedLogits),
-    GoOn(SeqId, Next),
-    Cancel(SeqId),
-    Close(SeqId),
+    Admit(Admission),
+    /// It is new, beside another one.
+    Fork(SeqId),
+    Append(Vec<u32>, WantedLogits, Phase),
+    Replace(Vec<u32>, WantedLogits),
+    GoOn(Next),
+    Cancel,
+    Close,
 }
 
 /// What is known of an open sequence.
@@ -53,7 +53,7 @@ pub(crate) struct InFlight {
 
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    pub requests: VecDeque<Request>,
+    pub requests: VecDeque<(SeqId, Request)>,
     known: HashMap<SeqId, Known>,
     pub in_flight: Vec<InFlight>,
     ended: bool,
@@ -92,8 +92,8 @@ impl EngineHandle {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, inbox: &mut Inbox, request: Request) {
-        inbox.requests.push_back(request);
+    fn ask(&self, inbox: &mut Inbox, seq: SeqId, request: Request) {
+        inbox.requests.push_back((seq, request));
         self.asked.notify_all();
     }
 
@@ -118,7 +118,7 @@ impl EngineHandle {
     pub fn go_on(&self, seq: SeqId, next: Next) {
         let mut inbox = self.lock();
         if inbox.known.contains_key(&seq) {
-            self.ask(&mut inbox, Request::GoOn(seq, next));
+            self.ask(&mut inbox, seq, Request::GoOn(next));
         }
     }
 
@@ -140,7 +140,7 @@ impl EngineHandle {
         if pending {
             inbox.make_way();
         }
-        self.ask(&mut inbox, Request::Admit(seq, admission));
+        self.ask(&mut inbox, seq, Request::Admit(admission));
         Ok(seq)
     }
 
@@ -160,7 +160,7 @@ impl EngineHandle {
         }
         let seq = SeqId::next();
         inbox.known.insert(seq, Known::default());
-        self.ask(&mut inbox, Request::Fork(seq, of));
+        self.ask(&mut inbox, seq, Request::Fork(of));
         Ok(seq)
     }
 
@@ -177,7 +177,7 @@ impl EngineHandle {
         if phase == Phase::Prefill {
             inbox.make_way();
         }
-        self.ask(&mut inbox, Request::Append(seq, tokens.to_vec(), logits, phase));
+        self.ask(&mut inbox, seq, Request::Append(tokens.to_vec(), logits, phase));
         Ok(())
     }
 
@@ -200,7 +200,7 @@ impl EngineHandle {
         let known = inbox.waiting(seq)?;
         (known.len, known.pending) = (tokens.len(), true);
         inbox.make_way();
-        self.ask(&mut inbox, Request::Replace(seq, tokens, logits));
+        self.ask(&mut inbox, seq, Request::Replace(tokens, logits));
         Ok(())
     }
 
@@ -216,7 +216,7 @@ impl EngineHandle {
             return Ok(());
         }
         known.cancelled = true;
-        self.ask(&mut inbox, Request::Cancel(seq));
+        self.ask(&mut inbox, seq, Request::Cancel);
         inbox.end_cancelled(seq);
         Ok(())
     }
@@ -230,10 +230,10 @@ impl EngineHandle {
         let known = inbox.known.remove(&seq).ok_or(KvError::Closed(seq))?;
         if !known.taken {
             // The engine need not know of it. Otherwise requests would pile up while nobody steps.
-            inbox.requests.retain(|request| request.seq() != seq);
+            inbox.requests.retain(|(of, _)| *of != seq);
             return Ok(());
         }
-        self.ask(&mut inbox, Request::Close(seq));
+        self.ask(&mut inbox, seq, Request::Close);
         inbox.end_cancelled(seq);
         Ok(())
     }
@@ -321,30 +321,16 @@ impl EngineHandle {
     }
 }
 
-impl Request {
-    fn seq(&self) -> SeqId {
-        match self {
-            Request::Admit(seq, _)
-            | Request::Fork(seq, _)
-            | Request::Append(seq, ..)
-            | Request::Replace(seq, ..)
-            | Request::GoOn(seq, _)
-            | Request::Cancel(seq)
-            | Request::Close(seq) => *seq,
-        }
-    }
-}
-
 impl Inbox {
     /// Takes the oldest request.
-    pub fn take(&mut self) -> Option<Request> {
-        let request = self.requests.pop_front()?;
-        if let Request::Admit(seq, _) | Request::Fork(seq, _) = &request
-            && let Some(known) = self.known.get_mut(seq)
+    pub fn take(&mut self) -> Option<(SeqId, Request)> {
+        let (seq, request) = self.requests.pop_front()?;
+        if let Request::Admit(_) | Request::Fork(_) = request
+            && let Some(known) = self.known.get_mut(&seq)
         {
             known.taken = true;
         }
-        Some(request)
+        Some((seq, request))
     }
 
     fn waiting(&mut self, seq: SeqId) -> Result<&mut Known, EngineError> {

@@ -65,11 +65,10 @@ impl Engine {
     /// Takes the requests made through handles.
     pub(crate) fn take_requests(&mut self) {
         loop {
-            let request = self.handle.lock().take();
+            let Some((seq, request)) = self.handle.lock().take() else { return };
             match request {
-                None => return,
-                Some(Request::Admit(seq, admission)) => self.seqs.admit(seq, &admission),
-                Some(Request::Fork(seq, of)) => {
+                Request::Admit(admission) => self.seqs.admit(seq, &admission),
+                Request::Fork(of) => {
                     self.seqs.publish(of);
                     let like = |s: &Sequence| Admission {
                         priority: s.priority,
@@ -80,25 +79,23 @@ impl Engine {
                     let admission = self.seqs.all.get(&of).map(like).unwrap_or_default();
                     self.seqs.admit(seq, &admission);
                 }
-                Some(Request::Append(seq, tokens, logits, phase)) => {
+                Request::Append(tokens, logits, phase) => {
                     self.seqs.feed(&SequenceInput { seq, tokens: &tokens, logits, phase });
                 }
-                Some(Request::Replace(seq, tokens, logits)) => {
-                    self.seqs.replace(seq, &tokens, logits);
-                }
-                Some(Request::GoOn(seq, next)) => {
+                Request::Replace(tokens, logits) => self.seqs.replace(seq, &tokens, logits),
+                Request::GoOn(next) => {
                     let s = self.seqs.all.get(&seq);
                     if s.is_some_and(|s| s.stage == Stage::Choosing) {
                         self.go_on(seq, next);
                     }
                 }
-                Some(Request::Cancel(seq)) => {
+                Request::Cancel => {
                     if let Some(s) = self.seqs.all.get_mut(&seq) {
                         s.cancelled = s.stage != Stage::Idle;
                         self.seqs.settle(seq);
                     }
                 }
-                Some(Request::Close(seq)) => {
+                Request::Close => {
                     if let Some(s) = self.seqs.all.get_mut(&seq) {
                         s.closed = true;
                         self.seqs.settle(seq);
