@@ -2,10 +2,8 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
-
-use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::claims::{Access, AccessError, Table};
 use super::{OutOfMemory, Rect, SpaceId, ZeroedBytes};
@@ -102,15 +100,6 @@ impl Buffer {
         self.0.space
     }
 
-    /// Checks that the host may read and write the bytes.
-    ///
-    /// # Errors
-    /// [`AccessError::Foreign`] if not.
-    pub(super) fn on_host(&self) -> Result<(), AccessError> {
-        let own = self.0.space == SpaceId::HOST && self.is_addressable();
-        if own { Ok(()) } else { Err(AccessError::Foreign) }
-    }
-
     /// Whether this process can address the bytes, in whatever space they are.
     pub fn is_addressable(&self) -> bool {
         !self.0.base.is_null()
@@ -165,28 +154,6 @@ impl Buffer {
             unsafe { memory.give_back(bytes) };
         }
     }
-
-    /// Opens the whole buffer for reading.
-    ///
-    /// # Errors
-    /// [`AccessError::Busy`] while any of it is being written; [`AccessError::Foreign`] for memory
-    /// of a device.
-    pub fn read(&self) -> Result<ReadGuard<'_>, AccessError> {
-        self.on_host()?;
-        let all = Rect::bytes(0..self.len());
-        Ok(ReadGuard { claim: self.claim(&[(all, Access::Read)])? })
-    }
-
-    /// Opens the whole buffer for writing.
-    ///
-    /// # Errors
-    /// [`AccessError::Busy`] while any of it is in use; [`AccessError::Foreign`] for memory of a
-    /// device.
-    pub fn write(&self) -> Result<WriteGuard<'_>, AccessError> {
-        self.on_host()?;
-        let all = Rect::bytes(0..self.len());
-        Ok(WriteGuard { claim: self.claim(&[(all, Access::Write)])? })
-    }
 }
 
 impl std::fmt::Debug for Buffer {
@@ -236,60 +203,5 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.buffer.0.table.leave(self.ticket);
-    }
-}
-
-/// Shared access to a whole buffer.
-pub struct ReadGuard<'a> {
-    claim: Claim<'a>,
-}
-
-impl ReadGuard<'_> {
-    /// The buffer as elements; a trailing partial element is left out.
-    pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
-        let size = size_of::<T>();
-        bytemuck::cast_slice(&self[..self.len() / size * size])
-    }
-}
-
-impl Deref for ReadGuard<'_> {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        let buffer = self.claim.buffer();
-        // SAFETY: all bytes are claimed for reading while `self` lives.
-        unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) }
-    }
-}
-
-/// Exclusive access to a whole buffer.
-pub struct WriteGuard<'a> {
-    claim: Claim<'a>,
-}
-
-impl WriteGuard<'_> {
-    /// The buffer as mutable elements; a trailing partial element is left out.
-    pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> &mut [T] {
-        let size = size_of::<T>();
-        let end = self.len() / size * size;
-        bytemuck::cast_slice_mut(&mut self[..end])
-    }
-}
-
-impl Deref for WriteGuard<'_> {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        let buffer = self.claim.buffer();
-        // SAFETY: all bytes are claimed for writing; only `deref_mut`, which borrows `self` for as
-        // long, writes them.
-        unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) }
-    }
-}
-
-impl DerefMut for WriteGuard<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let buffer = self.claim.buffer();
-        // SAFETY: all bytes are claimed for writing: no other claim has any of them, and the
-        // result borrows `self` alone.
-        unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), buffer.len()) }
     }
 }

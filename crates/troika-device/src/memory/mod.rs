@@ -11,9 +11,9 @@ mod space;
 mod tests;
 mod view;
 
-pub use buffer::{Buffer, BufferWatch, Claim, HeldClaim, ReadGuard, WriteGuard};
+pub use buffer::{Buffer, BufferWatch, Claim, HeldClaim};
 pub use bytes::{OutOfMemory, ZeroedBytes, trim_heap};
 pub use claims::{Access, AccessError};
 pub use rect::Rect;
 pub use space::SpaceId;
-pub use view::{ReadRows, View, ViewError, WriteRows};
+pub use view::{ReadGuard, ReadRows, View, ViewError, WriteGuard, WriteRows};

@@ -1,12 +1,13 @@
 //! Rectangles of buffers, which tasks use, depend on and claim.
 
-use std::ops::{Deref, Range};
+use std::ops::{Deref, DerefMut, Range};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::buffer::{Buffer, Claim};
 use super::claims::{Access, AccessError};
 use super::rect::Rect;
+use super::space::SpaceId;
 
 /// A rectangle inside a buffer.
 #[derive(Clone, Debug)]
@@ -119,9 +120,7 @@ impl View {
     /// [`AccessError::Busy`] while any of its bytes is being written; [`AccessError::Foreign`] for
     /// memory of a device.
     pub fn read(&self) -> Result<ReadRows<'_>, AccessError> {
-        self.buffer.on_host()?;
-        let claim = self.buffer.claim(&[(self.rect, Access::Read)])?;
-        Ok(ReadRows { claim, rect: self.rect })
+        ReadRows::on_host(&self.buffer, self.rect, Access::Read)
     }
 
     /// Opens the view for writing.
@@ -130,9 +129,7 @@ impl View {
     /// [`AccessError::Busy`] while any of its bytes is in use; [`AccessError::Foreign`] for memory
     /// of a device.
     pub fn write(&self) -> Result<WriteRows<'_>, AccessError> {
-        self.buffer.on_host()?;
-        let claim = self.buffer.claim(&[(self.rect, Access::Write)])?;
-        Ok(WriteRows(ReadRows { claim, rect: self.rect }))
+        ReadRows::on_host(&self.buffer, self.rect, Access::Write).map(WriteRows)
     }
 
     /// Copies the rows to another view of the same shape, in any memory space: for queues that copy
@@ -168,7 +165,19 @@ pub struct ReadRows<'a> {
     rect: Rect,
 }
 
-impl ReadRows<'_> {
+impl<'a> ReadRows<'a> {
+    /// Claims rows that the host may read and write.
+    fn on_host(
+        buffer: &'a Buffer,
+        rect: Rect,
+        access: Access,
+    ) -> Result<ReadRows<'a>, AccessError> {
+        if buffer.space() != SpaceId::HOST || !buffer.is_addressable() {
+            return Err(AccessError::Foreign);
+        }
+        Ok(ReadRows { claim: buffer.claim(&[(rect, access)])?, rect })
+    }
+
     /// A row as elements, without a trailing partial element. `None` beyond the last row, and for
     /// rows that do not start at an element.
     pub fn row<T: AnyBitPattern>(&self, i: usize) -> Option<&[T]> {
@@ -225,6 +234,71 @@ impl WriteRows<'_> {
         // SAFETY: a row, or rows without gaps, of the rectangle that is claimed for writing: no
         // other claim has its bytes, and the result borrows `self` alone.
         Some(unsafe { std::slice::from_raw_parts_mut(start, len) })
+    }
+}
+
+impl Buffer {
+    /// Opens the whole buffer for reading.
+    ///
+    /// # Errors
+    /// [`AccessError::Busy`] while any of it is being written; [`AccessError::Foreign`] for memory
+    /// of a device.
+    pub fn read(&self) -> Result<ReadGuard<'_>, AccessError> {
+        let all = Rect::bytes(0..self.len());
+        ReadRows::on_host(self, all, Access::Read).map(ReadGuard)
+    }
+
+    /// Opens the whole buffer for writing.
+    ///
+    /// # Errors
+    /// [`AccessError::Busy`] while any of it is in use; [`AccessError::Foreign`] for memory of a
+    /// device.
+    pub fn write(&self) -> Result<WriteGuard<'_>, AccessError> {
+        let all = Rect::bytes(0..self.len());
+        ReadRows::on_host(self, all, Access::Write).map(|rows| WriteGuard(WriteRows(rows)))
+    }
+}
+
+/// Shared access to a whole buffer.
+pub struct ReadGuard<'a>(ReadRows<'a>);
+
+impl ReadGuard<'_> {
+    /// The buffer as elements; a trailing partial element is left out.
+    pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
+        let size = size_of::<T>();
+        bytemuck::cast_slice(&self[..self.len() / size * size])
+    }
+}
+
+impl Deref for ReadGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.0.bytes(None).unwrap_or_default()
+    }
+}
+
+/// Exclusive access to a whole buffer.
+pub struct WriteGuard<'a>(WriteRows<'a>);
+
+impl WriteGuard<'_> {
+    /// The buffer as mutable elements; a trailing partial element is left out.
+    pub fn as_mut_slice<T: AnyBitPattern + NoUninit>(&mut self) -> &mut [T] {
+        let size = size_of::<T>();
+        let end = self.len() / size * size;
+        bytemuck::cast_slice_mut(&mut self[..end])
+    }
+}
+
+impl Deref for WriteGuard<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.0.bytes(None).unwrap_or_default()
+    }
+}
+
+impl DerefMut for WriteGuard<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut(None).unwrap_or_default()
     }
 }
 
