@@ -4,22 +4,11 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use crate::{Arg, Span};
 
-#[derive(Serialize)]
-struct Event<'a> {
-    name: &'a str,
-    ph: &'static str,
-    pid: u32,
-    tid: usize,
-    ts: f64,
-    dur: f64,
-    args: serde_json::Map<String, serde_json::Value>,
-}
-
-fn args(span: &Span) -> serde_json::Map<String, serde_json::Value> {
+fn args(span: &Span) -> Map<String, Value> {
     let value = |a: &Arg| match a {
         Arg::Int(n) => (*n).into(),
         Arg::Text(t) => t.clone().into(),
@@ -68,30 +57,26 @@ fn track_of<'a>(tracks: &mut Vec<Track<'a>>, span: &'a Span) -> usize {
 pub(crate) fn write(spans: &[Span], notes: &[String], out: &mut dyn Write) -> io::Result<()> {
     let mut tracks = Vec::new();
     out.write_all(b"{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
-    serde_json::to_writer(&mut *out, &serde_json::json!({ "notes": notes }))?;
+    serde_json::to_writer(&mut *out, &json!({ "notes": notes }))?;
     out.write_all(b",\"traceEvents\":[")?;
     let mut separator = "\n";
-    for span in spans {
-        let event = Event {
-            name: &span.name,
-            ph: "X",
-            pid: 1,
-            tid: track_of(&mut tracks, span),
-            ts: span.start.as_nanos() as f64 / 1e3,
-            dur: span.end.saturating_sub(span.start).as_nanos() as f64 / 1e3,
-            args: args(span),
-        };
+    let mut add = |event: Value| {
         out.write_all(separator.as_bytes())?;
-        serde_json::to_writer(&mut *out, &event)?;
         separator = ",\n";
+        serde_json::to_writer(&mut *out, &event).map_err(io::Error::from)
+    };
+    let us = |time: Duration| time.as_nanos() as f64 / 1e3;
+    for span in spans {
+        let (ts, dur) = (us(span.start), us(span.end.saturating_sub(span.start)));
+        let (tid, args) = (track_of(&mut tracks, span), args(span));
+        add(json!({
+            "name": span.name, "ph": "X", "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args,
+        }))?;
     }
     for (tid, track) in tracks.iter().enumerate() {
-        let name = serde_json::json!({
+        add(json!({
             "name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": track.name},
-        });
-        out.write_all(separator.as_bytes())?;
-        serde_json::to_writer(&mut *out, &name)?;
-        separator = ",\n";
+        }))?;
     }
     out.write_all(b"\n]}\n")
 }

@@ -233,7 +233,7 @@ fn by_name(events: &[TraceEvent]) -> Vec<NodeUse> {
 
 /// What profilers measured: of devices, of nodes, in compilers, and of ops. Runs within opening, the
 /// first of the events, are trials.
-fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 4] {
+fn measured<'a>(events: &'a [TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 4] {
     let mut all = [const { BTreeMap::new() }; 4];
     for (i, event) in events.iter().enumerate() {
         let Some(m) = &event.measured else { continue };
@@ -241,14 +241,15 @@ fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 4] {
         if is_run && i < opening {
             continue;
         }
-        let mut add = |table: usize, name: &str, graph: &str| {
-            let (device, stage, unit) = (m.device.clone(), m.stage.clone(), m.unit.clone());
-            let (name, graph) = (name.to_string(), graph.to_string());
-            let key = (device, stage, unit, graph, name);
-            let (count, total, largest) = all[table].entry(key).or_insert((0, 0.0, 0.0_f64));
-            *count += 1;
-            *total += m.value;
-            *largest = largest.max(m.value);
+        let mut add = |table: usize, name: &'a str, graph: &'a str| {
+            let key: [&str; 5] = [&m.device, &m.stage, &m.unit, graph, name];
+            let used = all[table].entry(key).or_insert_with(|| {
+                let [device, stage, unit, graph, name] = key.map(str::to_string);
+                MeasuredUse { name, graph, device, stage, unit, ..MeasuredUse::default() }
+            });
+            used.count += 1;
+            used.total += m.value;
+            used.largest = used.largest.max(m.value);
         };
         match m.depth {
             0 => add(0, &event.name, ""),
@@ -261,14 +262,7 @@ fn measured(events: &[TraceEvent], opening: usize) -> [Vec<MeasuredUse>; 4] {
             add(3, op, "");
         }
     }
-    let [devices, parts, compiling, ops] = all.map(|table| {
-        let used = |(key, (count, total, largest))| {
-            let (device, stage, unit, graph, name) = key;
-            let percent = None;
-            MeasuredUse { name, graph, device, stage, unit, count, total, largest, percent }
-        };
-        table.into_iter().map(used).collect()
-    });
+    let [devices, parts, compiling, ops] = all.map(|table| table.into_values().collect());
     [devices, shared(parts), shared(compiling), shared(ops)]
 }
 
