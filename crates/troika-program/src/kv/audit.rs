@@ -59,9 +59,9 @@ impl KvCache {
             }
             kept += usize::from(sequences == 0 && node.is_some());
         }
-        match kept == pages.kept() && found.keys().all(|page| (*page as usize) < holders.len()) {
+        match kept == pages.kept && found.keys().all(|page| (*page as usize) < holders.len()) {
             true => Ok(()),
-            false => Err(format!("{kept} pages are kept, not {}", pages.kept())),
+            false => Err(format!("{kept} pages are kept, not {}", pages.kept)),
         }
     }
 

@@ -77,7 +77,7 @@ impl KvCache {
 
     /// Bytes of all pages that have memory of the system: in use, or used before.
     pub fn written_bytes(&self) -> u64 {
-        self.pages.written_bytes()
+        self.pages.groups.iter().map(|g| g.written() as u64 * g.page_bytes).sum()
     }
 
     /// Evicts prefixes that no sequence uses until they take at most so many bytes.
@@ -99,7 +99,8 @@ impl KvCache {
 
     /// Pages that sequences hold, and all pages.
     pub fn held_pages(&self) -> PageCount {
-        self.pages.held()
+        let held = self.pages.groups.iter().map(|g| g.used() - g.kept).sum();
+        PageCount { held, all: self.pages.groups.iter().map(|g| g.total).sum() }
     }
 
     /// Opens an empty sequence.
@@ -142,7 +143,7 @@ impl KvCache {
     pub fn has_room(&self, tokens: usize) -> bool {
         let needed = |g: &PageGroup| {
             let pages = self.layout.most_pages(g.kind, tokens);
-            (pages <= g.total - g.used() + g.kept()).then(|| pages as u64 * g.page_bytes)
+            (pages <= g.total - g.used() + g.kept).then(|| pages as u64 * g.page_bytes)
         };
         let needed: Option<u64> = self.pages.groups.iter().map(needed).sum();
         let used = self.pages.used_bytes() - self.pages.kept_bytes();

@@ -50,7 +50,7 @@ pub(super) struct PageGroup {
     /// that is never filled.
     holders: Vec<PageHolders>,
     /// Number of pages that only nodes hold.
-    kept: usize,
+    pub kept: usize,
     /// Number of free pages whose memory was given back.
     given_back: usize,
 }
@@ -75,11 +75,6 @@ impl PageGroup {
     /// Number of pages that are held.
     pub fn used(&self) -> usize {
         self.holders.len() - self.free.len()
-    }
-
-    /// Number of pages that only nodes hold.
-    pub fn kept(&self) -> usize {
-        self.kept
     }
 
     /// Logical index of the first page that position `next` or a later one sees.
@@ -207,19 +202,8 @@ impl Pages {
         self.groups.iter().map(|g| g.used() as u64 * g.page_bytes).sum()
     }
 
-    /// Bytes of the pages that have memory of the system.
-    pub fn written_bytes(&self) -> u64 {
-        self.groups.iter().map(|g| g.written() as u64 * g.page_bytes).sum()
-    }
-
-    /// Pages that sequences hold, and all pages.
-    pub fn held(&self) -> PageCount {
-        let held = self.groups.iter().map(|g| g.used() - g.kept()).sum();
-        PageCount { held, all: self.groups.iter().map(|g| g.total).sum() }
-    }
-
     /// Bytes of the pages that only nodes hold.
     pub fn kept_bytes(&self) -> u64 {
-        self.groups.iter().map(|g| g.kept() as u64 * g.page_bytes).sum()
+        self.groups.iter().map(|g| g.kept as u64 * g.page_bytes).sum()
     }
 }

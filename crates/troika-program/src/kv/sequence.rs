@@ -80,7 +80,7 @@ impl Sequence {
             let passed = &table.pages[..self.passed(group, table)];
             let passed = passed.iter().filter(|&&p| group.sequences(p) == 1).count();
             let freed = passed + usize::from(self.outdated(group, table, rows).is_some());
-            let held = group.used() - group.kept() - freed;
+            let held = group.used() - group.kept - freed;
             let missing = self.missing(group, table, rows);
             if missing > group.total - held {
                 return false;

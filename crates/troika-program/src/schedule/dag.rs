@@ -11,6 +11,7 @@ pub struct Dag {
     pub waits: Vec<u32>,
     /// For each task, whether a task of another device waits for it.
     pub awaited: Vec<bool>,
+    /// The device of all tasks, if it is the same for all.
     pub(super) only_device: Option<usize>,
     /// For each task, whether others become known when it has run. Whatever waits for it waits for
     /// these, too.
@@ -48,10 +49,5 @@ impl Dag {
     /// Whether there are no tasks.
     pub fn is_empty(&self) -> bool {
         self.device.is_empty()
-    }
-
-    /// The device of all tasks, if it is the same for all.
-    pub fn only_device(&self) -> Option<usize> {
-        self.only_device
     }
 }

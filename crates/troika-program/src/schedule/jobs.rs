@@ -274,7 +274,7 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
     fn hand_over_ready(&mut self, queues: &mut impl Queues<G, E>, index: usize) -> bool {
         let Some(graph) = self.all[index].running.clone() else { return false };
         let dag = &graph.schedule().dag;
-        let alone = dag.only_device().is_some() && self.active.len() == 1;
+        let alone = dag.only_device.is_some() && self.active.len() == 1;
         // Whoever cancels a graph cancels what became known by it.
         let mut whole = index;
         while let Some(by) = self.all[whole].part_of {
