@@ -1,5 +1,6 @@
 //! What a virtual queue's machine runs: the tasks of command lists.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use troika_device::{
     CommandList, Completion, DeviceError, HeldClaim, Lost, Submission, TaskTime, Timelines,
     Waiting, Work,
 };
-use troika_time::{LaneWork, Span, TaskCost, Told};
+use troika_time::{LaneWork, TaskCost, Told};
 
 use crate::worker::{Prepared, Worker, decoding};
 
@@ -97,7 +98,7 @@ impl LaneWork for Lane {
         of: &mut TimedList,
         task: usize,
         running: Box<(Prepared, Vec<HeldClaim>)>,
-        span: Span,
+        span: Range<u64>,
     ) -> Result<Told<Reached>, DeviceError> {
         let (prepared, claims) = *running;
         drop(claims);

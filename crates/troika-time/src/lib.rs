@@ -11,6 +11,6 @@ mod share;
 mod work;
 
 pub use fitted::{FittedTime, TERMS};
-pub use machine::{CoRun, LaneCosts, LaneWork, Machine, Span, Told, Usage};
+pub use machine::{CoRun, LaneCosts, LaneWork, Machine, Told, Usage};
 pub use share::{Bandwidth, Sharing, TaskCost};
 pub use work::RunWork;

@@ -1,6 +1,7 @@
 //! Queues that run lists of tasks in modelled time.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use crate::share::{Sharing, TaskCost};
 
@@ -40,7 +41,7 @@ pub trait LaneWork {
         task: usize,
     ) -> Result<(TaskCost, Self::Task), Self::Error>;
 
-    /// A task ends.
+    /// A task ends that ran in a `span` of nanoseconds.
     ///
     /// # Errors
     /// It failed: the list fails.
@@ -49,7 +50,7 @@ pub trait LaneWork {
         list: &mut Self::List,
         task: usize,
         running: Self::Task,
-        span: Span,
+        span: Range<u64>,
     ) -> Result<Told<Self::Signal>, Self::Error>;
 
     /// Other lanes learn of a task's end.
@@ -57,15 +58,6 @@ pub trait LaneWork {
 
     /// A list has ended.
     fn finish(&mut self, list: Self::List, outcome: Result<(), Self::Error>);
-}
-
-/// When a task ran, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Its start.
-    pub start: u64,
-    /// Its end.
-    pub end: u64,
 }
 
 /// How others learn of a task's end.
@@ -125,7 +117,7 @@ pub struct Machine<W: LaneWork, S> {
     /// The last update of what runs.
     since: u64,
     /// What happens to which lane, by time and then in the order in which it was planned.
-    events: BTreeMap<(u64, u64), LaneEvent<W::Signal>>,
+    events: BTreeMap<(u64, u64), (u64, What<W::Signal>)>,
     /// Numbers of the last event and the last lane.
     made: u64,
     opened: u64,
@@ -189,9 +181,7 @@ struct Running {
     event: u64,
 }
 
-/// The lane of an event, and what happens to it.
-type LaneEvent<S> = (u64, What<S>);
-
+/// What happens to a lane.
 enum What<S> {
     /// A time in which the processor did not work is over.
     Passed,
@@ -476,8 +466,7 @@ impl<W: LaneWork, S: Sharing> Machine<W, S> {
         let Doing::Task(task) = std::mem::replace(&mut current.doing, Doing::Nothing) else {
             return;
         };
-        let span = Span { start: current.start, end: now };
-        let told = l.work.end(&mut current.list, current.at, task, span);
+        let told = l.work.end(&mut current.list, current.at, task, current.start..now);
         current.at += 1;
         let last = current.at >= l.work.tasks(&current.list);
         match told {

@@ -227,8 +227,8 @@ pub(super) fn job_list(id: u64) -> JobList {
 /// Adds a list's waits and signals for a fixed order, on top of the timelines' values so far.
 fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
     list.waits.extend(order.waits.iter().map(|wait| {
-        let on = Point { queue: wait.device as u32, value: base + wait.done };
-        Wait { task: wait.place, on }
+        let on = Point { value: base + wait.on.value, ..wait.on };
+        Wait { on, ..*wait }
     }));
     let signal = |done: &u64| Signal { task: (done - 1) as u32, value: base + done };
     list.signals.extend(order.signals.iter().map(signal));

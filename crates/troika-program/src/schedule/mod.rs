@@ -13,6 +13,6 @@ mod tests;
 pub use dag::Dag;
 pub use hazard::HazardTracker;
 pub use jobs::{Failure, Graph, JobList, Jobs, Queues, TaskList, TaskTimes};
-pub use order::{DeviceOrder, Order, OrderWait, Schedule};
+pub use order::{DeviceOrder, Order, Schedule};
 pub use policy::Costs;
 pub use state::{LATE_DEPTH, ListId, State, lists_in_flight};

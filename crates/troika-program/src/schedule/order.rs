@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use troika_device::{Access, ForwardBatch};
+use troika_device::{Access, ForwardBatch, Point, Wait};
 
 use super::{Dag, HazardTracker};
 use crate::tasks::{BufferName, NamedTask, NamedView, NamedWork};
@@ -16,24 +16,13 @@ pub struct Order {
     pub devices: Vec<DeviceOrder>,
 }
 
-/// A task's wait for another device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OrderWait {
-    /// The waiting task's place among its device's tasks.
-    pub place: u32,
-    /// The other device.
-    pub device: usize,
-    /// How many of that device's tasks must be done.
-    pub done: u64,
-}
-
 /// The part of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceOrder {
     /// Its tasks.
     pub tasks: Vec<u32>,
-    /// What its tasks wait for.
-    pub waits: Vec<OrderWait>,
+    /// How many tasks of another device must be done before one of its tasks, by its place.
+    pub waits: Vec<Wait>,
     /// Numbers of finished tasks at which this device signals, since another one waits for them.
     pub signals: Vec<u64>,
 }
@@ -57,8 +46,8 @@ impl Order {
                 if known[other] >= reached {
                     continue;
                 }
-                let wait = OrderWait { place: place as u32, device: other, done: reached };
-                devices[own].waits.push(wait);
+                let on = Point { queue: other as u32, value: reached };
+                devices[own].waits.push(Wait { task: place as u32, on });
                 devices[other].signals.push(reached);
                 for (k, d) in known.iter_mut().zip(&done[earlier as usize]) {
                     *k = (*k).max(*d);

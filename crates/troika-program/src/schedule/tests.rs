@@ -3,13 +3,14 @@
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use troika_device::{Point, Wait};
 use troika_plan::Policy;
 
-use super::{Costs, Dag, Order, OrderWait, State};
+use super::{Costs, Dag, Order, State};
 
-/// A wait of the task at `place` until a device has done `done` tasks.
-fn wait(place: u32, device: usize, done: u64) -> OrderWait {
-    OrderWait { place, device, done }
+/// A wait of a task until a queue has done `value` tasks.
+fn wait(task: u32, queue: u32, value: u64) -> Wait {
+    Wait { task, on: Point { queue, value } }
 }
 
 /// A number below `n`.
@@ -124,8 +125,8 @@ fn queues_in_program_order_never_deadlock_nor_run_early() {
             for (device, d) in order.iter().enumerate() {
                 let Some(&task) = d.tasks.get(at[device]) else { continue };
                 assert_eq!(dag.device[task as usize], device);
-                let of_task = d.waits.iter().filter(|w| w.place as usize == at[device]);
-                if of_task.clone().any(|w| reached(&at, w.device) < w.done) {
+                let of_task = d.waits.iter().filter(|w| w.task as usize == at[device]);
+                if of_task.clone().any(|w| reached(&at, w.on.queue as usize) < w.on.value) {
                     continue;
                 }
                 assert!(waits_for[task as usize].iter().all(|&t| done(t)), "{seed}: {task}");

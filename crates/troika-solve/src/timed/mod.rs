@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use troika_program::{
     BatchShape, ExpertRows, ExpertSlots, ExpertStep, Handover, ListedGraph, NamedTask, NamedView,
     NamedWork, PackedSet, Program, Slots,
 };
-use troika_time::{LaneWork, Machine, Sharing, Span, TaskCost, Told, Usage};
+use troika_time::{LaneWork, Machine, Sharing, TaskCost, Told, Usage};
 
 use crate::cost::{Mover, PricedRun, QueueCosts};
 use crate::request::PredictRequest;
@@ -458,8 +459,8 @@ impl LaneWork for Lane {
 
     fn settled(&self, list: &List, task: usize) -> Result<bool, Self::Error> {
         let reached = &self.reports.borrow().reached;
-        let mut waits = list.order.waits.iter().filter(|w| w.place as usize == task);
-        Ok(waits.all(|w| reached[w.device] >= list.base + w.done))
+        let mut waits = list.order.waits.iter().filter(|w| w.task as usize == task);
+        Ok(waits.all(|w| reached[w.on.queue as usize] >= list.base + w.on.value))
     }
 
     fn submitted_early(&self, list: &List, task: usize) -> bool {
@@ -475,7 +476,7 @@ impl LaneWork for Lane {
         list: &mut List,
         task: usize,
         (): (),
-        span: Span,
+        span: Range<u64>,
     ) -> Result<Told<u64>, Self::Error> {
         list.took.push((list.numbers[task], span.end - span.start));
         let done = task as u64 + 1;
