@@ -44,16 +44,8 @@ impl ListRunner {
             }
             list.signal(queue, i, &mut signals);
         }
-        if let Some(own) = list.timelines.as_ref().and_then(|t| t.of(queue))
-            && outcome.is_err()
-        {
-            own.lose();
-        }
-        list.tasks.clear();
-        list.waits.clear();
-        list.signals.clear();
-        list.timelines = None;
-        Completion { queue, list, outcome, times }
+        list.times = times;
+        list.end(queue, outcome)
     }
 
     /// Waits until a task may begin.
@@ -77,6 +69,21 @@ impl ListRunner {
 }
 
 impl CommandList {
+    /// Reports the list's end on a queue. If it failed, others no longer wait for it.
+    pub fn end(mut self, queue: usize, outcome: Result<(), DeviceError>) -> Completion {
+        let timelines = self.timelines.take();
+        if let Some(own) = timelines.as_ref().and_then(|t| t.of(queue))
+            && outcome.is_err()
+        {
+            own.lose();
+        }
+        self.tasks.clear();
+        self.waits.clear();
+        self.signals.clear();
+        let times = std::mem::take(&mut self.times);
+        Completion { queue, list: self, outcome, times }
+    }
+
     fn signal(&self, queue: usize, i: usize, signals: &mut &[Signal]) {
         while let [signal, rest @ ..] = signals
             && signal.task as usize <= i

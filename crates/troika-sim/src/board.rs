@@ -64,9 +64,8 @@ impl Board {
     pub(crate) fn open(self: &Arc<Board>, processor: usize, lane: Lane) -> u64 {
         let of = &self.soc.processors[processor];
         let costs = LaneCosts { submit_ns: of.submit_ns, waits_each_run: of.waits_each_run };
-        let frames =
-            lock(&self.state).co_run.filter(|(p, _)| *p == processor).map(|(_, task)| task);
-        self.with(|machine| machine.open(processor, costs, frames, lane))
+        let co_run = lock(&self.state).co_run.filter(|(p, _)| *p == processor);
+        self.with(|machine| machine.open(processor, costs, co_run.map(|(_, task)| task), lane))
     }
 
     /// Code was made for a processor, told by its place in the SoC: the CPU was busy with it, or on

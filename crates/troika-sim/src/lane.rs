@@ -20,12 +20,6 @@ pub(crate) struct Lane {
     pub worker: Worker,
 }
 
-/// A list with the times of its tasks.
-pub(crate) struct TimedList {
-    pub list: CommandList,
-    pub times: Vec<TaskTime>,
-}
-
 /// A value that a queue's timeline reaches.
 pub(crate) struct Reached {
     timelines: Arc<Timelines>,
@@ -48,23 +42,23 @@ impl Lane {
 }
 
 impl LaneWork for Lane {
-    type List = TimedList;
+    type List = CommandList;
     type Task = Box<(Prepared, Vec<HeldClaim>)>;
     type Signal = Reached;
     type Error = DeviceError;
 
-    fn tasks(&self, of: &TimedList) -> usize {
-        of.list.tasks.len()
+    fn tasks(&self, list: &CommandList) -> usize {
+        list.tasks.len()
     }
 
-    fn next_wait(&self, of: &TimedList, at: usize) -> usize {
-        let waits = of.list.waits.iter().map(|w| w.task as usize).filter(|task| *task > at);
-        waits.min().unwrap_or(of.list.tasks.len())
+    fn next_wait(&self, list: &CommandList, at: usize) -> usize {
+        let waits = list.waits.iter().map(|w| w.task as usize).filter(|task| *task > at);
+        waits.min().unwrap_or(list.tasks.len())
     }
 
-    fn settled(&self, of: &TimedList, task: usize) -> Result<bool, DeviceError> {
-        let Some(timelines) = &of.list.timelines else { return Ok(true) };
-        for wait in of.list.waits.iter().filter(|w| w.task as usize == task) {
+    fn settled(&self, list: &CommandList, task: usize) -> Result<bool, DeviceError> {
+        let Some(timelines) = &list.timelines else { return Ok(true) };
+        for wait in list.waits.iter().filter(|w| w.task as usize == task) {
             if !timelines.has(wait.on).map_err(|Lost| DeviceError::Skipped)? {
                 return Ok(false);
             }
@@ -72,22 +66,22 @@ impl LaneWork for Lane {
         Ok(true)
     }
 
-    fn submitted_early(&self, of: &TimedList, task: usize) -> bool {
-        let work = of.list.tasks.get(task).map(|t| &t.work);
+    fn submitted_early(&self, list: &CommandList, task: usize) -> bool {
+        let work = list.tasks.get(task).map(|t| &t.work);
         let decodes = matches!(work, Some(Work::Run(run)) if decoding(&run.forward));
-        of.list.waiting == Waiting::Poll && decodes
+        list.waiting == Waiting::Poll && decodes
     }
 
     fn begin(
         &mut self,
-        of: &TimedList,
+        list: &CommandList,
         task: usize,
     ) -> Result<(TaskCost, Box<(Prepared, Vec<HeldClaim>)>), DeviceError> {
         // A cancelled list does not start further tasks.
-        if of.list.timelines.as_ref().is_some_and(|t| t.is_cancelled()) {
+        if list.timelines.as_ref().is_some_and(|t| t.is_cancelled()) {
             return Err(DeviceError::Cancelled);
         }
-        let work = &of.list.tasks[task].work;
+        let work = &list.tasks[task].work;
         let prepared = self.worker.prepare(work)?;
         let claims = self.worker.claim(work, &prepared)?;
         Ok((prepared.need, Box::new((prepared, claims))))
@@ -95,28 +89,28 @@ impl LaneWork for Lane {
 
     fn end(
         &mut self,
-        of: &mut TimedList,
+        list: &mut CommandList,
         task: usize,
         running: Box<(Prepared, Vec<HeldClaim>)>,
         span: Range<u64>,
     ) -> Result<Told<Reached>, DeviceError> {
         let (prepared, claims) = *running;
         drop(claims);
-        let Submission { tag, work } = &of.list.tasks[task];
+        let Submission { tag, work } = &list.tasks[task];
         let computed = self.worker.compute(work, &prepared);
-        if of.list.timed {
+        if list.timed {
             let [start, end] = [span.start, span.end].map(Duration::from_nanos);
             let modelled = Some(end.saturating_sub(start));
-            of.times.push(TaskTime { tag: *tag, start, end, modelled });
+            list.times.push(TaskTime { tag: *tag, start, end, modelled });
         }
         computed?;
-        let signal = of.list.signals.iter().find(|s| s.task as usize == task);
+        let signal = list.signals.iter().find(|s| s.task as usize == task);
         let reached = |timelines: &Arc<Timelines>| Some((timelines.clone(), signal?.value));
-        let reached = of.list.timelines.as_ref().and_then(reached);
+        let reached = list.timelines.as_ref().and_then(reached);
         Ok(Told {
-            after_ns: self.hand_over_ns(of.list.waiting, &prepared),
+            after_ns: self.hand_over_ns(list.waiting, &prepared),
             signal: reached.map(|(timelines, value)| Reached { timelines, value }),
-            blocks: of.list.waiting == Waiting::Block,
+            blocks: list.waiting == Waiting::Block,
         })
     }
 
@@ -126,20 +120,8 @@ impl LaneWork for Lane {
         }
     }
 
-    fn finish(
-        &mut self,
-        TimedList { mut list, times }: TimedList,
-        outcome: Result<(), DeviceError>,
-    ) {
-        let own = list.timelines.as_ref().and_then(|t| t.of(self.number));
-        if let Some(own) = own.filter(|_| outcome.is_err()) {
-            own.lose();
-        }
-        list.tasks.clear();
-        list.waits.clear();
-        list.signals.clear();
-        list.timelines = None;
+    fn finish(&mut self, list: CommandList, outcome: Result<(), DeviceError>) {
         // Nobody listens any more when the scheduler is gone; then the queue is dropped soon.
-        let _ = self.done.send(Completion { queue: self.number, list, outcome, times });
+        let _ = self.done.send(list.end(self.number, outcome));
     }
 }

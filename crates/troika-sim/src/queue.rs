@@ -10,7 +10,6 @@ use troika_device::{
 };
 
 use crate::board::Board;
-use crate::lane::TimedList;
 use crate::limits::Limits;
 use crate::worker::Worker;
 
@@ -49,14 +48,14 @@ pub(crate) struct VirtualQueue {
 }
 
 impl Queue for VirtualQueue {
-    fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+    fn submit(&mut self, mut list: CommandList) -> Result<(), DeviceError> {
+        list.times.clear();
         self.board.with(|machine| {
-            if machine.in_flight(self.lane) >= self.limits.processor.queue_depth {
-                let (device, depth) =
-                    (self.limits.device.clone(), self.limits.processor.queue_depth);
-                return Err(DeviceError::too_many_lists(&device, depth));
+            let Limits { device, processor, .. } = &*self.limits;
+            if machine.in_flight(self.lane) >= processor.queue_depth {
+                return Err(DeviceError::too_many_lists(device, processor.queue_depth));
             }
-            machine.submit(self.lane, TimedList { list, times: Vec::new() });
+            machine.submit(self.lane, list);
             Ok(())
         })
     }
