@@ -190,7 +190,8 @@ impl Model {
     /// Runs it once and compares.
     fn check(self: &Arc<Model>, clock: Arc<dyn Clock>, policy: Policy) {
         let want = self.want();
-        let mut runner = Runner::new(&self.devices, (policy, 0), &clock, Tracer::off()).unwrap();
+        let mut runner =
+            Runner::new(&self.devices, &[], (policy, 0), &clock, Tracer::off()).unwrap();
         runner.run(&self.graph().into()).unwrap();
         let rows: Vec<Vec<f32>> = self.rows.iter().map(read).collect();
         assert_eq!(rows, want);

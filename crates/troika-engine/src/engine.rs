@@ -326,7 +326,7 @@ fn runner(
 ) -> Result<Runner, EngineError> {
     let policy = (plan.prefill.policy, plan.critical_device());
     let loaders: Vec<usize> = program.caches.iter().map(|cache| cache.device).collect();
-    let mut runner = Runner::with_loaders(devices, &loaders, policy, clock, tracer.clone())?;
+    let mut runner = Runner::new(devices, &loaders, policy, clock, tracer.clone())?;
     runner.set_waiting(match plan.sync {
         SyncMode::Predicted => Waiting::Poll,
         SyncMode::Blocking => Waiting::Block,

@@ -119,7 +119,7 @@ pub fn idle() -> Hook {
 pub fn runner(fakes: impl IntoIterator<Item = Fake>, policy: Policy) -> Runner {
     let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
     let devices: Vec<_> = fakes.into_iter().map(|d| Arc::new(d) as Arc<dyn Device>).collect();
-    Runner::new(&devices, (policy, 0), &clock, Tracer::off()).unwrap()
+    Runner::new(&devices, &[], (policy, 0), &clock, Tracer::off()).unwrap()
 }
 
 /// A run on some buffers.

@@ -265,7 +265,8 @@ fn traces_have_functions_of_the_host() {
     let model = Model::new();
     let clock: Arc<dyn Clock> = Arc::new(RealClock::new());
     let fakes = [Arc::new(Fake::new(true, &idle())) as Arc<dyn Device>];
-    let mut runner = Runner::new(&fakes, (Policy::InOrder, 0), &clock, tracer.clone()).unwrap();
+    let mut runner =
+        Runner::new(&fakes, &[], (Policy::InOrder, 0), &clock, tracer.clone()).unwrap();
     let tasks = vec![task(0, "router", model.router(0, 0))];
     model.reset();
     runner.run(&TaskGraph::new(tasks).into()).unwrap();

@@ -80,25 +80,12 @@ impl Canceller {
 }
 
 impl Runner {
-    /// Opens a queue on each device. `critical` is the device that must not stall, for policies
-    /// that ask for it.
+    /// Opens a queue on each device, and behind these those that load for some of them. `critical`
+    /// is the device that must not stall, for policies that ask for it.
     ///
     /// # Errors
     /// A queue cannot be opened.
     pub fn new(
-        devices: &[Arc<dyn Device>],
-        order: (Policy, usize),
-        clock: &Arc<dyn Clock>,
-        tracer: Tracer,
-    ) -> Result<Runner, DeviceError> {
-        Runner::with_loaders(devices, &[], order, clock, tracer)
-    }
-
-    /// The same with queues behind these that load for some of the devices.
-    ///
-    /// # Errors
-    /// A queue cannot be opened.
-    pub(crate) fn with_loaders(
         devices: &[Arc<dyn Device>],
         loaders: &[usize],
         (policy, critical): (Policy, usize),

@@ -22,7 +22,7 @@ pub fn lists_in_flight(policy: Policy, queue_depth: usize) -> usize {
 pub type ListId = usize;
 
 /// Which tasks have run, are in flight, or are ready.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct State {
     policy: Policy,
     /// For each task, the unfinished tasks it waits for. Tasks ahead of it in its own queue do not
@@ -52,16 +52,7 @@ enum Progress {
 impl State {
     /// A state without tasks.
     pub fn new(policy: Policy, devices: usize) -> State {
-        State {
-            policy,
-            waits: Vec::new(),
-            unfinished: Vec::new(),
-            ready: vec![Vec::new(); devices],
-            lists: Vec::new(),
-            spare: Vec::new(),
-            progress: Vec::new(),
-            remaining: 0,
-        }
+        State { policy, ready: vec![Vec::new(); devices], ..State::default() }
     }
 
     /// Starts over with tasks that have not run.
