@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::PlanError;
-use crate::plan::{Plan, RefusedOps, Rule, Split};
+use crate::plan::{Plan, RefusedOps, Rule};
 use crate::refusal::{EXPERT_GROUP, Refusal};
 
 impl Plan {
@@ -80,12 +80,9 @@ impl Rule {
     /// Has its own device compute the experts of groups that a device refuses.
     fn keep_groups(&mut self, refusal: &Refusal) {
         let own = self.device.clone();
-        if let Some(Split::Experts(split)) = &mut self.split {
-            split.groups.retain(|group| group.devices().all(|d| d != refusal.device));
-        }
-        if self.experts().is_some_and(|split| split.groups.is_empty()) {
-            self.split = None;
-        }
+        self.change_groups(|groups| {
+            groups.retain(|group| group.devices().all(|d| d != refusal.device));
+        });
         self.pass_on(refusal, &own);
     }
 

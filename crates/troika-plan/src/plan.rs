@@ -8,7 +8,7 @@ use troika_model::lower::{LowerOptions, SegmentKind};
 use troika_model::spec::WeightRole;
 
 use crate::error::PlanError;
-use crate::experts::{ExpertCachePlan, ExpertSplit};
+use crate::experts::{ExpertCachePlan, ExpertGroupPlan, ExpertSplit};
 use crate::identity::{ModelId, PLAN_VERSION};
 use crate::json::{fault, is_default};
 use crate::predicted::Predicted;
@@ -366,6 +366,15 @@ impl Rule {
         match &self.split {
             Some(Split::Experts(experts)) => Some(experts),
             _ => None,
+        }
+    }
+
+    /// Changes its groups of experts. Without any left, experts are not shared out.
+    pub fn change_groups(&mut self, change: impl FnOnce(&mut Vec<ExpertGroupPlan>)) {
+        let Some(Split::Experts(split)) = &mut self.split else { return };
+        change(&mut split.groups);
+        if split.groups.is_empty() {
+            self.split = None;
         }
     }
 

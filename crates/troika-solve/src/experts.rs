@@ -6,7 +6,7 @@ use troika_model::lower::SegmentKind;
 use troika_model::spec::Layer;
 use troika_plan::{
     Dispatch, ExpertGroupPlan, ExpertPolicy, ExpertSettings, LengthRules, Phase, Plan, PlanDevice,
-    PlanError, PlanRequest, Rule, Split, Strategy, Tiers, WorthALaunch, make, own_space,
+    PlanError, PlanRequest, Rule, Strategy, Tiers, WorthALaunch, make, own_space,
 };
 use troika_program::{
     EdgeTypes, ExpertStep, PlacedExperts, PlacedPiece, PlacedSegment, chunks_of_window,
@@ -248,7 +248,7 @@ impl Search<'_> {
         let others = self.others_ns(&plan, way, &layers)?;
         for layer in &layers {
             let kept = layer.kept(way.keep, others / layers.len() as f64);
-            keep(&mut plan.prefill.rules[layer.rule], kept);
+            plan.prefill.rules[layer.rule].change_groups(|groups| groups.truncate(kept));
         }
         plan.expert_caches.iter_mut().for_each(|cache| cache.least_rows = way.least_rows);
         let used = plan.clone();
@@ -326,7 +326,7 @@ impl Search<'_> {
         layers: &[LayerPrices],
     ) -> Result<f64, PlanError> {
         let mut whole = plan.clone();
-        whole.prefill.rules.iter_mut().for_each(|rule| keep(rule, 0));
+        whole.prefill.rules.iter_mut().for_each(|rule| rule.change_groups(Vec::clear));
         whole.prefill.lengths.clear();
         let all = self.predictor.prompt(&whole, way.chunk)?.ns;
         Ok((all - layers.iter().map(|layer| layer.whole_ns).sum::<f64>()).max(0.0))
@@ -502,16 +502,6 @@ fn side_by_side(work: [f64; 2], slow: [f64; 2]) -> f64 {
     let done = ends[first];
     // The other one goes on at its own speed.
     done + (work[1 - first] - done / slow[1 - first]).max(0.0)
-}
-
-/// Leaves a rule the first `groups` of its groups.
-fn keep(rule: &mut Rule, groups: usize) {
-    if let Some(Split::Experts(split)) = &mut rule.split {
-        split.groups.truncate(groups);
-    }
-    if rule.experts().is_some_and(|split| split.groups.is_empty()) {
-        rule.split = None;
-    }
 }
 
 #[cfg(test)]
