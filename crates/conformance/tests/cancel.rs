@@ -172,7 +172,7 @@ fn three(w: &mut World) -> [SeqId; 3] {
 
 #[test]
 fn what_is_cancelled_leaves_the_devices_within_a_chunk() {
-    let half = Ratio::default();
+    let half = Ratio::HALF;
     let strategies = [
         Strategy::Alternate,
         Strategy::OneDevice,

@@ -440,7 +440,7 @@ struct Totals {
 }
 
 fn strategies() -> [Strategy; 4] {
-    let half = Ratio::default();
+    let half = Ratio::HALF;
     [
         Strategy::OneDevice,
         Strategy::Alternate,

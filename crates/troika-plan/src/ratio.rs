@@ -17,12 +17,6 @@ pub struct Share {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ratio(u32);
 
-impl Default for Ratio {
-    fn default() -> Self {
-        Ratio::HALF
-    }
-}
-
 impl Ratio {
     /// Half of all.
     pub const HALF: Ratio = Ratio(500);

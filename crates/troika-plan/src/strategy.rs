@@ -14,7 +14,7 @@ impl std::fmt::Display for Strategy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())?;
         match self {
-            Strategy::SplitColumns(r) if *r != Ratio::default() => {
+            Strategy::SplitColumns(r) if *r != Ratio::HALF => {
                 write!(f, "={}", f64::from(r.shares()[0]) / 1000.0)
             }
             Strategy::SplitRows(Some(n)) => write!(f, "={n}"),
@@ -191,18 +191,13 @@ impl Strategy {
             | (Strategy::PrefillDecode, Phase::Prefill) => all_on(0),
             (Strategy::PrefillDecode, Phase::Decode) => all_on(1),
             (Strategy::Layers(runs), _) => LayerRun::rules(runs, spec, devices),
-            (
-                Strategy::OneNamed(name) | Strategy::PrefillDecodeNamed { prefill: name, .. },
-                Phase::Prefill,
-            )
-            | (
-                Strategy::OneNamed(name) | Strategy::PrefillDecodeNamed { decode: name, .. },
-                Phase::Decode,
-            ) => on(name),
+            (Strategy::OneNamed(name), _)
+            | (Strategy::PrefillDecodeNamed { prefill: name, .. }, Phase::Prefill)
+            | (Strategy::PrefillDecodeNamed { decode: name, .. }, Phase::Decode) => on(name),
             (Strategy::SplitColumns(ratio), _) => split(spec, two, ratio.columns(two), true),
             (Strategy::SplitRows(_), Phase::Decode) => all_on(0),
             (Strategy::SplitHybrid, Phase::Decode) => {
-                split(spec, two, Ratio::default().columns(two), false)
+                split(spec, two, Ratio::HALF.columns(two), false)
             }
             (Strategy::SplitRows(length), Phase::Prefill) => {
                 let lengths = vec![length.unwrap_or_else(|| standard(two, chunk))];
@@ -211,11 +206,15 @@ impl Strategy {
             }
             (Strategy::SplitHybrid, Phase::Prefill) => {
                 let lengths = vec![standard(two, chunk)];
-                let parts = Ratio::default().parts(two);
+                let parts = Ratio::HALF.parts(two);
                 split(spec, two, Split::Hybrid { lengths, parts }, false)
             }
             (Strategy::Alternate, _) => {
-                let mut rules = ends(spec, devices);
+                let head = &devices[spec.layers.len() % devices.len()];
+                let mut rules = vec![
+                    rule(Some(vec![SegmentKind::Embed]), None, &devices[0]),
+                    rule(Some(vec![SegmentKind::Head]), None, head),
+                ];
                 rules.extend((0..devices.len()).filter_map(|d| {
                     let layers = every(spec.layers.len(), d, devices.len())?;
                     Some(rule(None, Some(layers), &devices[d]))
@@ -264,15 +263,6 @@ fn split(spec: &ModelSpec, devices: &[PlanDevice], split: Split, heads: bool) ->
     let owner = if columns { largest(split.parts()) } else { 0 };
     let shared = Rule { split: Some(split), ..rule(Some(split_kinds), None, &devices[owner]) };
     vec![shared, rule(Some(whole), None, &devices[0])]
-}
-
-/// The segments before and behind the layers.
-fn ends(spec: &ModelSpec, devices: &[PlanDevice]) -> Vec<Rule> {
-    let head = &devices[spec.layers.len() % devices.len()];
-    vec![
-        rule(Some(vec![SegmentKind::Embed]), None, &devices[0]),
-        rule(Some(vec![SegmentKind::Head]), None, head),
-    ]
 }
 
 /// Every `step`-th layer from `first` on, if there is one.
