@@ -66,21 +66,21 @@ pub enum Work {
 }
 
 /// A copy of rows to a view with the same number of rows and bytes per row.
-#[derive(Clone, Debug)]
-pub struct CopyRows {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyRows<V = View> {
     /// The source.
-    pub from: View,
+    pub from: V,
     /// The destination.
-    pub to: View,
+    pub to: V,
     /// Picks this many of the largest numbers of each row of f32, at most [`Caps::top_k`]. A row
     /// of the destination has these numbers, the largest first and equal ones by column, and then
     /// their columns as u32. NaN counts as minus infinity.
     pub top_k: Option<usize>,
 }
 
-impl CopyRows {
+impl<V> CopyRows<V> {
     /// Of whole rows.
-    pub fn whole(from: View, to: View) -> CopyRows {
+    pub fn whole(from: V, to: V) -> CopyRows<V> {
         CopyRows { from, to, top_k: None }
     }
 }

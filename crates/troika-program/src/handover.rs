@@ -8,7 +8,7 @@ use troika_plan::Phase;
 
 use crate::program::Program;
 use crate::residency::{Area, Instance, Residency};
-use crate::tasks::{BufferName, NamedCopy, NamedTask, NamedView, NamedWork, StatePart, copy_name};
+use crate::tasks::{BufferName, NamedTask, NamedView, NamedWork, StatePart, copy_name};
 
 /// How many positions of each sequence each instance of a state holds.
 #[derive(Debug, Default)]
@@ -111,7 +111,7 @@ impl Copies<'_> {
 
     fn push(&mut self, from: NamedView, to: NamedView) {
         let device = self.program.copier(from.space, to.space, 0);
-        let work = NamedWork::Copy(NamedCopy { from, to, top_k: None });
+        let work = NamedWork::Copy(CopyRows::whole(from, to));
         self.tasks.push(NamedTask { device, name: copy_name(), chunk: 0, rows: 0..0, work });
     }
 }

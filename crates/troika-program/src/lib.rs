@@ -48,7 +48,7 @@ pub use shapes::{EdgeTypes, shapes};
 pub use slots::{ELEMENT, SlotMemory, Slots};
 pub use tasks::{
     BatchShape, BufferName, NamedCopy, NamedHost, NamedRun, NamedTask, NamedView, NamedWork,
-    StatePart,
+    StatePart, Task,
 };
 pub use used_shares::UsedShares;
 pub use window::chunks_of_window;

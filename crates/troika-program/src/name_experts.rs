@@ -25,7 +25,7 @@ impl ChunkTasks<'_> {
             let cols = 0..self.program.values.cols[value];
             reads.push(self.input(&ValueCols { value, cols }, all(rows), device));
         }
-        let (set, place) = self.place(of.index);
+        let (set, place) = (self.place)(of.index);
         let own = PackedSet::Chunk(self.batch.set);
         let routed = self.packed(own, SpaceId::HOST, ExpertBuffer::Routed);
         let on_host = |buffer| self.packed(set, SpaceId::HOST, buffer);
@@ -55,7 +55,9 @@ impl ChunkTasks<'_> {
             self.push_host(of, device, rows, task);
         }
         if experts.is_layer_major() {
-            self.end_of_routing(of.index);
+            // The experts come next, which other chunks share.
+            self.ends.push([self.tasks.len(); 2]);
+            self.shared.push(of.index);
         }
     }
 
@@ -64,7 +66,7 @@ impl ChunkTasks<'_> {
         let OfExperts { experts, .. } = of;
         let device = experts.pieces.last().map_or(0, |rest| rest.device);
         let weights = self.operand(of, &experts.inputs[2], rows, device);
-        let (set, place) = self.place(of.index);
+        let (set, place) = (self.place)(of.index);
         let results = self.packed(set, SpaceId::HOST, ExpertBuffer::Output);
         let value = self.value_of(of, &experts.output);
         let sum = self.output(&value, all(rows), device);
@@ -78,8 +80,10 @@ impl ChunkTasks<'_> {
             parts: Vec::new(),
         };
         self.push_host(of, device, rows, task);
-        if experts.is_layer_major() {
-            self.end_of_experts();
+        if experts.is_layer_major()
+            && let Some(ends) = self.ends.last_mut()
+        {
+            ends[1] = self.tasks.len();
         }
     }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use troika_device::{Caps, SpaceId};
+use troika_device::{Caps, CopyRows, SpaceId};
 use troika_graph::DType;
 use troika_model::lower::{Lowered, ModelPart};
 use troika_plan::{Phase, own_space};
@@ -38,9 +38,12 @@ pub struct BatchShape {
 }
 
 /// A task on named buffers.
+pub type NamedTask = Task<NamedWork>;
+
+/// The run of a segment or piece for a chunk's rows on a device, a copy, or a host function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedTask {
-    /// Index of the device in the plan.
+pub struct Task<W> {
+    /// Index of the device (queue).
     pub device: usize,
     /// The name in traces.
     pub name: Arc<str>,
@@ -48,8 +51,8 @@ pub struct NamedTask {
     pub chunk: u32,
     /// Its rows within the chunk.
     pub rows: Range<usize>,
-    /// What it does.
-    pub work: NamedWork,
+    /// The work for the queue.
+    pub work: W,
 }
 
 /// What a task does.
@@ -98,15 +101,7 @@ pub struct NamedRun {
 }
 
 /// A copy between two memories.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedCopy {
-    /// What is read.
-    pub from: NamedView,
-    /// What is written.
-    pub to: NamedView,
-    /// See [`troika_device::CopyRows::top_k`].
-    pub top_k: Option<usize>,
-}
+pub type NamedCopy = CopyRows<NamedView>;
 
 /// An instance of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -203,14 +198,14 @@ pub(crate) struct ChunkTasks<'a> {
     pub(crate) program: &'a Program,
     slots: &'a Slots,
     pub(crate) batch: &'a BatchShape,
-    place: PlaceAmong<'a>,
+    pub(crate) place: PlaceAmong<'a>,
     /// Where each value is.
     residency: Vec<Residency>,
     /// The next row whose logits are computed, and its row in the logits buffer.
     logits_at: LogitsAt,
-    tasks: Vec<NamedTask>,
-    ends: Vec<[usize; 2]>,
-    shared: Vec<usize>,
+    pub(crate) tasks: Vec<NamedTask>,
+    pub(crate) ends: Vec<[usize; 2]>,
+    pub(crate) shared: Vec<usize>,
 }
 
 /// Where the logits of a row go.
@@ -355,25 +350,6 @@ impl<'a> ChunkTasks<'a> {
         self.push(piece.device, piece.name.clone(), rows, work);
     }
 
-    /// The buffers that this chunk fills in a segment, and its place among those that fill them.
-    pub(crate) fn place(&self, segment: usize) -> (PackedSet, (usize, bool)) {
-        (self.place)(segment)
-    }
-
-    /// Notes that all rows of this chunk are routed to experts that other chunks share, which come
-    /// next.
-    pub(crate) fn end_of_routing(&mut self, segment: usize) {
-        self.ends.push([self.tasks.len(); 2]);
-        self.shared.push(segment);
-    }
-
-    /// Notes that the results of these experts are added up.
-    pub(crate) fn end_of_experts(&mut self) {
-        if let Some(ends) = self.ends.last_mut() {
-            ends[1] = self.tasks.len();
-        }
-    }
-
     pub(crate) fn push(
         &mut self,
         device: usize,
@@ -473,7 +449,7 @@ impl<'a> ChunkTasks<'a> {
         let device = self.program.copier(from.space, to.space, wanted_by);
         self.residency[value].add(to.clone(), area.clone());
         let (from, to) = (self.view(&operand, from, rows), self.view(&operand, to, rows));
-        let work = NamedWork::Copy(NamedCopy { from, to, top_k: None });
+        let work = NamedWork::Copy(CopyRows::whole(from, to));
         self.push(device, copy_name(), area.rows.clone(), work);
     }
 
@@ -508,7 +484,7 @@ impl<'a> ChunkTasks<'a> {
         let row = program.output_cols() * size_of::<f32>();
         let (offset, stride) = (to * row, row * program.rows_of_state());
         let to = NamedView { buffer: BufferName::Logits, offset, stride, ..from.clone() };
-        self.push(device, copy_name(), rows, NamedWork::Copy(NamedCopy { from, to, top_k: None }));
+        self.push(device, copy_name(), rows, NamedWork::Copy(CopyRows::whole(from, to)));
     }
 
     fn view(&self, o: &ValueCols, instance: &Instance, rows: Rows) -> NamedView {

@@ -13,6 +13,7 @@ use troika_program::schedule::{Graph, JobList, Jobs, Schedule};
 use troika_trace::{Arg, Span, Tracer};
 
 use super::lane::{Lanes, job_list};
+use super::task::is_host;
 use super::{Task, TaskGraph};
 use crate::error::EngineError;
 
@@ -178,7 +179,7 @@ impl Runner {
             let why = format!("task {task} is for device {device} of {devices}");
             return Err(EngineError::Tasks(why));
         }
-        let refused = |t: &&Task| t.is_host() && !self.lanes.all[t.device].host;
+        let refused = |t: &&Task| is_host(t) && !self.lanes.all[t.device].host;
         graph.tasks.iter().find(refused).filter(|_| graph.host).map_or(Ok(()), |task| {
             let device = &self.lanes.all[task.device].name;
             let why = format!("device {device} runs no functions of the host; use a CPU device");

@@ -1,6 +1,5 @@
 //! Tasks and their graph.
 
-use std::ops::Range;
 use std::slice::from_ref;
 use std::sync::Arc;
 
@@ -9,25 +8,11 @@ use troika_program::schedule::{HazardTracker, Schedule};
 
 use crate::error::EngineError;
 
-/// The run of a segment or piece for a chunk's rows on a device, a copy, or a host function.
-#[derive(Clone, Debug)]
-pub struct Task {
-    /// Index of the device (queue).
-    pub device: usize,
-    /// The name in traces.
-    pub name: Arc<str>,
-    /// The chunk it belongs to.
-    pub chunk: u32,
-    /// Its rows within the chunk.
-    pub rows: Range<usize>,
-    /// The work for the queue.
-    pub work: Work,
-}
+/// A task on memory.
+pub type Task = troika_program::Task<Work>;
 
-impl Task {
-    pub(super) fn is_host(&self) -> bool {
-        matches!(self.work, Work::Host(_))
-    }
+pub(super) fn is_host(task: &Task) -> bool {
+    matches!(task.work, Work::Host(_))
 }
 
 /// Makes the graph of what became known when a task has run, from the task's number and the result
@@ -108,7 +93,7 @@ impl TaskGraph {
 
     /// Bound tasks with the schedule of their names.
     pub(crate) fn of(tasks: Vec<Task>, schedule: Schedule) -> TaskGraph {
-        let host = tasks.iter().any(Task::is_host);
+        let host = tasks.iter().any(is_host);
         TaskGraph { tasks, schedule, host, growth: None, beside: None }
     }
 
