@@ -32,8 +32,8 @@ pub use error::ProgramError;
 pub use experts::{
     CachedGroup, DividedExperts, ExpertBuffer, ExpertCache, ExpertCounts, ExpertMemory, ExpertRows,
     ExpertSlots, ExpertStep, GroupAt, GroupGraph, Growing, Grown, GrownTask, GrownWork, LEFT_OUT,
-    LayerCounts, PackedCols, PackedRun, PackedSet, PackedSize, PackedStep, PackedView, Placed,
-    RoutedShape, SlotLoad, SlotOf, expected_pairs, graph_bytes, rows_to_fill,
+    LayerCounts, PackedCols, PackedRun, PackedSet, PackedSize, PackedView, Placed, RoutedShape,
+    SlotLoad, SlotOf, expected_pairs, graph_bytes, rows_to_fill,
 };
 pub use graphs::{GraphList, ListedGraph};
 pub use handover::Handover;

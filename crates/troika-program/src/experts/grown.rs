@@ -8,7 +8,7 @@ use super::cache::{GroupAt, Placed};
 use super::divided::DividedExperts;
 use super::memory::{CachedGroup, ExpertBuffer};
 use super::rows::{ExpertRows, LayerCounts, PackedRun};
-use super::steps::{PackedSize, PackedStep};
+use super::steps::PackedSize;
 use crate::buffer_view::BufferView;
 
 /// A group of a cache in a slot.
@@ -179,14 +179,9 @@ impl Growing {
         let group = run.group.and_then(|group| self.experts.groups.get(group));
         let graphs = group.map_or(std::slice::from_ref(&self.experts.rest), Vec::as_slice);
         for of in graphs {
-            for step in of.steps(&run.rows, &self.size) {
-                let (name, work) = match step {
-                    PackedStep::Copy(from, to) => ("copy".into(), GrownWork::Copy(from, to)),
-                    PackedStep::Run(inputs, output) => {
-                        let run = GrownWork::Run { graph: of.graph, slot, inputs, output };
-                        (of.name.clone(), run)
-                    }
-                };
+            for work in of.steps(&run.rows, &self.size, slot) {
+                let runs = matches!(work, GrownWork::Run { .. });
+                let name = if runs { of.name.clone() } else { "copy".into() };
                 tasks.push(GrownTask { queue: of.device, name, rows: run.rows.len(), work });
             }
         }

@@ -18,4 +18,4 @@ pub use rows::{
     ExpertCounts, ExpertRows, LEFT_OUT, LayerCounts, PackedRun, RoutedShape, expected_pairs,
     rows_to_fill,
 };
-pub use steps::{GroupGraph, PackedSize, PackedStep};
+pub use steps::{GroupGraph, PackedSize};

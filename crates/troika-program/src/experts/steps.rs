@@ -7,6 +7,7 @@ use troika_device::SpaceId;
 
 use crate::buffer_view::BufferView;
 
+use super::grown::{GrownWork, SlotOf};
 use super::memory::{ExpertBuffer, PackedCols};
 
 /// The graph of a group, of a part of one, or of all experts.
@@ -67,19 +68,15 @@ impl PackedSize {
     }
 }
 
-/// A step of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PackedStep {
-    /// The owner of memory copies from or to it.
-    Copy(BufferView<ExpertBuffer>, BufferView<ExpertBuffer>),
-    /// The graph runs, with its inputs and its output.
-    Run(Vec<BufferView<ExpertBuffer>>, BufferView<ExpertBuffer>),
-}
-
 impl GroupGraph {
     /// The steps of a run on packed rows, each after those before it: a device with memory of its own
     /// gets copies of the rows, and what it computed is copied back.
-    pub fn steps(&self, rows: &Range<usize>, size: &PackedSize) -> Vec<PackedStep> {
+    pub(super) fn steps(
+        &self,
+        rows: &Range<usize>,
+        size: &PackedSize,
+        slot: Option<SlotOf>,
+    ) -> Vec<GrownWork> {
         let whole = |space, buffer| {
             let bytes = size.row_bytes(buffer);
             let (offset, rows) = (rows.start * bytes, rows.len());
@@ -88,7 +85,7 @@ impl GroupGraph {
         let mut steps = Vec::with_capacity(self.reads.len() + 2);
         if self.space != SpaceId::HOST {
             let both = |&buffer: &ExpertBuffer| {
-                PackedStep::Copy(whole(SpaceId::HOST, buffer), whole(self.space, buffer))
+                GrownWork::Copy(whole(SpaceId::HOST, buffer), whole(self.space, buffer))
             };
             steps.extend(self.reads.iter().map(both));
         }
@@ -106,9 +103,9 @@ impl GroupGraph {
             (None, space) => whole(space, self.writes.buffer),
         };
         let inputs = self.reads.iter().map(|&buffer| whole(self.space, buffer)).collect();
-        steps.push(PackedStep::Run(inputs, output));
+        steps.push(GrownWork::Run { graph: self.graph, slot, inputs, output });
         if output != result {
-            steps.push(PackedStep::Copy(output, result));
+            steps.push(GrownWork::Copy(output, result));
         }
         steps
     }
