@@ -23,7 +23,7 @@ use crate::request::PredictRequest;
 mod ready;
 mod tasks;
 
-use tasks::{Dispatched, Grows, List, Report, RunKey, TimedGraph, TimedTask};
+use tasks::{Dispatched, Grows, List, RunKey, TimedGraph, TimedTask};
 
 /// A plan on devices in modelled time, with one sequence.
 pub(crate) struct TimedRun<'a> {
@@ -87,11 +87,11 @@ impl Queues<TimedGraph, Never> for TimedQueues<'_> {
 }
 
 impl TimedQueues<'_> {
-    /// The next list that is done. `None` if there will be none.
-    fn hear(&mut self) -> Option<Report> {
+    /// The next list that is done, with its device. `None` if there will be none.
+    fn hear(&mut self) -> Option<(usize, List)> {
         loop {
-            if let Some(report) = self.reports.borrow_mut().done.pop_front() {
-                return Some(report);
+            if let Some(done) = self.reports.borrow_mut().done.pop_front() {
+                return Some(done);
             }
             let Some(next) = self.machine.next_event() else {
                 // Nothing will happen any more: the plan takes for ever.
@@ -333,11 +333,11 @@ impl TimedRun<'_> {
         self.jobs.begin(Arc::new(graph), false, None, |_| true);
         while !self.has_ended() {
             self.jobs.hand_over(&mut self.queues);
-            let Some(report) = self.queues.hear() else {
+            let Some((device, list)) = self.queues.hear() else {
                 self.jobs.clear();
                 break;
             };
-            self.complete(report)?;
+            self.complete(device, list)?;
         }
         Ok(())
     }
@@ -429,7 +429,8 @@ impl Sharing for Shares<'_> {
 /// What lanes report, and how far each has come.
 #[derive(Default)]
 struct Reports {
-    done: VecDeque<Report>,
+    /// Lists that are done, by their devices.
+    done: VecDeque<(usize, List)>,
     /// By lane: the last signalled number of its tasks.
     reached: Vec<u64>,
 }
@@ -494,8 +495,7 @@ impl LaneWork for Lane {
         self.reports.borrow_mut().reached[self.index] = done;
     }
 
-    fn finish(&mut self, List { id, graph, took, .. }: List, _: Result<(), Self::Error>) {
-        let report = Report { device: self.index, id, graph, took };
-        self.reports.borrow_mut().done.push_back(report);
+    fn finish(&mut self, list: List, _: Result<(), Self::Error>) {
+        self.reports.borrow_mut().done.push_back((self.index, list));
     }
 }

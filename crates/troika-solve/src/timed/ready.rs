@@ -11,13 +11,13 @@ use troika_program::{
 use troika_time::TaskCost;
 
 use super::TimedRun;
-use super::tasks::{Dispatched, Grows, Report, RunKey, TimedGraph, TimedTask};
+use super::tasks::{Dispatched, Grows, List, RunKey, TimedGraph, TimedTask};
 use crate::cost::Mover;
 
 impl TimedRun<'_> {
     /// Notes a list that is done, or begins what became known by its last task.
-    pub(super) fn complete(&mut self, report: Report) -> Result<(), PlanError> {
-        let Report { device, id, graph, took } = report;
+    pub(super) fn complete(&mut self, device: usize, list: List) -> Result<(), PlanError> {
+        let List { id, graph, took, .. } = list;
         self.jobs.left(device, id);
         for (task, took) in took {
             self.jobs.learn(&graph, task, took);

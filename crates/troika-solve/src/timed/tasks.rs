@@ -78,14 +78,6 @@ pub(super) struct Dispatched {
     pub place: (usize, bool),
 }
 
-/// A list that is done.
-pub(super) struct Report {
-    pub device: usize,
-    pub id: JobList,
-    pub graph: Arc<TimedGraph>,
-    pub took: Vec<(u32, u64)>,
-}
-
 /// A list of tasks.
 pub(super) struct List {
     pub id: JobList,
