@@ -27,7 +27,11 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What may still be planned in this step.
 struct Budget {
     batches: usize,
+    /// The phase of the slot, if it is for one.
+    only: Option<Phase>,
     prompt_rows: usize,
+    /// The rest of the rows that may be added in this turn.
+    left: usize,
     /// The most rows of prompts while several wait.
     part: usize,
     /// The highest rank of a waiting sequence that has no room: those behind it may not begin.
@@ -40,15 +44,15 @@ impl Sequences {
         slot.clear();
         let mut budget = self.budget(slot, only);
         if self.rules.rows_matter {
-            return self.plan_in_turns(slot, only, &mut budget);
+            return self.plan_in_turns(slot, &mut budget);
         }
         for alone in [true, false] {
             let left_out = !alone && only == Some(Phase::Prefill);
-            if !left_out && !self.plan_pass(slot, only, alone, &mut budget) {
+            if !left_out && !self.plan_pass(slot, alone, &mut budget) {
                 return;
             }
         }
-        self.plan_prompts(slot, only, &mut budget);
+        self.plan_prompts(slot, &mut budget);
     }
 
     /// Makes parts as long as what rows of a prompt took. Few say little of how long many take.
@@ -95,7 +99,7 @@ impl Sequences {
         };
         // Beside answers, parts are short already, and shorter ones would delay the last prompt.
         let part = self.part.filter(|_| alone).unwrap_or(usize::MAX);
-        Budget { batches, prompt_rows, part, blocked: None }
+        Budget { batches, only, prompt_rows, left: 0, part, blocked: None }
     }
 
     /// Whether only rows that a sequence decodes are left to compute.
@@ -112,22 +116,16 @@ impl Sequences {
 
     /// Adds rows of the sequences that failed together with others and are tried `alone`, or of those
     /// that wait for their next token. `false` when nothing more may be added.
-    fn plan_pass(
-        &mut self,
-        slot: &mut BatchSlot,
-        only: Option<Phase>,
-        alone: bool,
-        budget: &mut Budget,
-    ) -> bool {
-        let mut left = if alone { budget.prompt_rows } else { usize::MAX };
+    fn plan_pass(&mut self, slot: &mut BatchSlot, alone: bool, budget: &mut Budget) -> bool {
+        budget.left = if alone { budget.prompt_rows } else { usize::MAX };
         for at in 0..self.queue.len() {
             let Some(&seq) = self.queue.get(at) else { break };
             let free = self.is_free(seq, alone) && (alone || self.decodes(seq));
             if !free || (alone && !slot.seqs.is_empty()) {
                 continue;
             }
-            let goes_on = self.plan_sequence(slot, seq, only, &mut left, budget);
-            if !goes_on || left == 0 || (alone && self.is_planned(slot, seq)) {
+            let goes_on = self.plan_sequence(slot, seq, budget);
+            if !goes_on || budget.left == 0 || (alone && self.is_planned(slot, seq)) {
                 return false;
             }
         }
@@ -141,16 +139,16 @@ impl Sequences {
     }
 
     /// Adds rows of prompts, and of sequences that are computed again.
-    fn plan_prompts(&mut self, slot: &mut BatchSlot, only: Option<Phase>, budget: &mut Budget) {
-        let ready = self.prompts_in_turn(only, budget);
+    fn plan_prompts(&mut self, slot: &mut BatchSlot, budget: &mut Budget) {
+        let ready = self.prompts_in_turn(budget);
         let part = if ready.len() > 1 { budget.part } else { usize::MAX };
         budget.batches = budget.batches.min((part / self.rules.chunk).max(1));
-        let mut left = budget.prompt_rows.min(part);
+        budget.left = budget.prompt_rows.min(part);
         self.last_turn += 1;
         for seq in ready {
-            let goes_on = self.plan_sequence(slot, seq, only, &mut left, budget);
+            let goes_on = self.plan_sequence(slot, seq, budget);
             self.note_turn(slot, seq);
-            if !goes_on || left == 0 {
+            if !goes_on || budget.left == 0 {
                 return;
             }
         }
@@ -168,12 +166,12 @@ impl Sequences {
     /// Begins the prompts that have room, in order of admission. Returns those that have begun in the
     /// order in which they get rows: by priority, then the client that was served longest ago, then
     /// its oldest prompt or the one with the least left.
-    fn prompts_in_turn(&mut self, only: Option<Phase>, budget: &mut Budget) -> Vec<SeqId> {
+    fn prompts_in_turn(&mut self, budget: &mut Budget) -> Vec<SeqId> {
         let mut ready = Vec::new();
         for at in 0..self.queue.len() {
             let Some(&seq) = self.queue.get(at) else { break };
             let is_prompt = self.is_free(seq, false) && !self.decodes(seq);
-            if is_prompt && self.may_run(seq, only, budget) {
+            if is_prompt && self.may_run(seq, budget) {
                 ready.push(seq);
             }
         }
@@ -199,8 +197,8 @@ impl Sequences {
     /// Plans batches of one sequence each, where rows of several must not be mixed. Decoding
     /// sequences and the prompts take turns; the one that has waited longest is next. All prompts
     /// share one turn.
-    fn plan_in_turns(&mut self, slot: &mut BatchSlot, only: Option<Phase>, budget: &mut Budget) {
-        let decoding = |seq: &&SeqId| only != Some(Phase::Prefill) && self.decodes(**seq);
+    fn plan_in_turns(&mut self, slot: &mut BatchSlot, budget: &mut Budget) {
+        let decoding = |seq: &&SeqId| budget.only != Some(Phase::Prefill) && self.decodes(**seq);
         let turn = |seq: &SeqId| self.all.get(seq).map_or(0, |s| s.turn);
         let decoding = self.queue.iter().filter(decoding);
         let mut waiting: Vec<(u64, Option<SeqId>)> =
@@ -209,7 +207,7 @@ impl Sequences {
         waiting.sort_by_key(|(turn, _)| *turn);
         self.last_turn += 1;
         for (_, seq) in waiting {
-            let seqs = seq.map_or_else(|| self.prompts_in_turn(only, budget), |seq| vec![seq]);
+            let seqs = seq.map_or_else(|| self.prompts_in_turn(budget), |seq| vec![seq]);
             for seq in seqs {
                 let Some(s) = self.all.get(&seq) else { continue };
                 if s.in_flight.is_some() || s.cancelled || s.closed {
@@ -217,9 +215,9 @@ impl Sequences {
                 }
                 let prompt = !self.decodes(seq);
                 // The budget does not limit rows here: chunks must be cut by position alone.
-                let mut left = usize::MAX;
+                budget.left = usize::MAX;
                 // If it has no room, it gives way and the next one gets the turn.
-                let _ = self.plan_sequence(slot, seq, only, &mut left, budget);
+                let _ = self.plan_sequence(slot, seq, budget);
                 if self.is_planned(slot, seq) {
                     if prompt {
                         self.note_turn(slot, seq);
@@ -234,14 +232,14 @@ impl Sequences {
     }
 
     /// Whether a sequence has begun, or begins now.
-    fn may_run(&mut self, seq: SeqId, only: Option<Phase>, budget: &mut Budget) -> bool {
+    fn may_run(&mut self, seq: SeqId, budget: &mut Budget) -> bool {
         self.follow_length(seq);
         // It begins only in the slot that computes its next phase. In another slot it would hold a
         // place that a sequence ready to run could use.
         let elsewhere = self.rules.rows_matter
             && self.all.get(&seq).is_some_and(|s| {
                 let next = s.phase(self.kv.len(seq), self.rules.one_placement).0;
-                s.in_flight.is_none() && only.is_some_and(|only| only != next)
+                s.in_flight.is_none() && budget.only.is_some_and(|only| only != next)
             });
         let Some(s) = self.all.get(&seq).filter(|_| !elsewhere) else { return false };
         let (rank, runs) = (s.rank(), s.stage == Stage::Running);
@@ -286,23 +284,16 @@ impl Sequences {
         false
     }
 
-    /// Adds at most `left` rows of a sequence, if it has begun or may begin. `false` when there are
-    /// no pages for it: nothing more is planned then.
-    fn plan_sequence(
-        &mut self,
-        slot: &mut BatchSlot,
-        seq: SeqId,
-        only: Option<Phase>,
-        left: &mut usize,
-        budget: &mut Budget,
-    ) -> bool {
-        if !self.may_run(seq, only, budget) {
+    /// Adds the rows of a sequence that are left in this turn, if it has begun or may begin. `false`
+    /// when there are no pages for it: nothing more is planned then.
+    fn plan_sequence(&mut self, slot: &mut BatchSlot, seq: SeqId, budget: &mut Budget) -> bool {
+        if !self.may_run(seq, budget) {
             return true;
         }
-        while *left > 0 {
-            match self.plan_rows(slot, seq, only, *left, budget) {
+        while budget.left > 0 {
+            match self.plan_rows(slot, seq, budget) {
                 Ok(0) => break,
-                Ok(rows) => *left = left.saturating_sub(rows),
+                Ok(rows) => budget.left = budget.left.saturating_sub(rows),
                 Err(EngineError::Kv(KvError::Full(_))) => {
                     if !self.make_room(seq) {
                         self.give_way(seq, slot);
@@ -385,8 +376,6 @@ impl Sequences {
         &mut self,
         slot: &mut BatchSlot,
         seq: SeqId,
-        only: Option<Phase>,
-        left: usize,
         budget: &Budget,
     ) -> Result<usize, EngineError> {
         let Some(s) = self.all.get_mut(&seq) else { return Ok(0) };
@@ -395,7 +384,7 @@ impl Sequences {
             return Ok(0);
         }
         let (phase, to) = s.phase(from, self.rules.one_placement);
-        if only.is_some_and(|only| only != phase) {
+        if budget.only.is_some_and(|only| only != phase) {
             return Ok(0);
         }
         let chunk = self.rules.chunk;
@@ -413,7 +402,7 @@ impl Sequences {
             slot.add_batch();
         }
         let Some(batch) = slot.last_batch() else { return Ok(0) };
-        let mut count = (to - from).min(chunk - batch.rows()).min(left);
+        let mut count = (to - from).min(chunk - batch.rows()).min(budget.left);
         if self.rules.rows_matter {
             // The device that computes a row then follows from the row's position alone.
             count = match phase {

@@ -54,13 +54,12 @@ impl Engine {
                 let input = inputs.iter().position(|f| f.seq == event.seq());
                 let Some(input) = input else { return Next::Wait };
                 match event {
-                    Event::Begun { .. } => {}
                     Event::Logits { position, logits, last, .. } => {
                         sink(input, position, logits);
                         open -= usize::from(last);
                     }
                     // Whole rows are asked for.
-                    Event::TopK { .. } => {}
+                    Event::Begun { .. } | Event::TopK { .. } => {}
                     Event::Fed { .. } | Event::Cancelled { .. } => open -= 1,
                     Event::Failed { error, .. } => {
                         open -= 1;
