@@ -4,7 +4,7 @@ use std::mem::swap;
 use std::sync::Arc;
 
 use troika_device::{
-    Buffer, Clock, Device, ExpertForecast, ExpertStats, SpaceId, Waiting, WeightSource, Weights,
+    Buffer, Clock, Device, ExpertForecast, ExpertStats, Waiting, WeightSource, Weights,
 };
 use troika_model::lower::{Lowered, StateDecl, WeightShapes, lower};
 use troika_model::spec::ModelSpec;
@@ -381,30 +381,20 @@ fn state_buffers(
     let instances = program.lowered.states.iter().zip(&program.state_instances);
     let buffers = instances.map(|(state, instances)| {
         let buffer = |instance: &troika_program::Instance| {
-            let bytes = state_bytes(state, instance.cols.len(), kv);
-            check_binding(instance.space, bytes, devices)?;
-            allocate_in(instance.space, bytes, "the KV cache", devices)
+            let (space, needed) = (instance.space, state_bytes(state, instance.cols.len(), kv));
+            let bytes = needed.unwrap_or(usize::MAX) as u64;
+            // Devices bind a state as a whole; those that model time, slab by slab.
+            if let Some(device) = owner(space, devices).filter(|d| d.clock().is_none())
+                && let Some(most) = device.caps().max_binding_bytes.filter(|most| bytes > *most)
+            {
+                let device = device.name().into();
+                return Err(EngineError::CacheBinding { device, bytes, most });
+            }
+            allocate_in(space, needed, "the KV cache", devices)
         };
         instances.iter().map(buffer).collect()
     });
     buffers.collect()
-}
-
-/// Checks that the device which owns a space binds a state as a whole. Devices that model time
-/// bind it slab by slab.
-fn check_binding(
-    space: SpaceId,
-    bytes: Option<usize>,
-    devices: &[Arc<dyn Device>],
-) -> Result<(), EngineError> {
-    let Some(device) = owner(space, devices) else { return Ok(()) };
-    let (bytes, most) = (bytes.unwrap_or(usize::MAX) as u64, device.caps().max_binding_bytes);
-    match most {
-        Some(most) if bytes > most && device.clock().is_none() => {
-            Err(EngineError::CacheBinding { device: device.name().into(), bytes, most })
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Bytes of some columns of a state; `None` on overflow.

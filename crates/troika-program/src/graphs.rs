@@ -14,8 +14,8 @@ pub struct GraphList {
     codes: Vec<usize>,
     /// Codes by their device and the shapes of their values.
     alike: HashMap<(usize, u64), Vec<usize>>,
-    /// The first graph of the current segment.
-    segment: usize,
+    /// The first graph of the current segment, which has other weights than those before.
+    pub(crate) segment: usize,
 }
 
 /// A graph on a device.
@@ -32,11 +32,6 @@ pub struct ListedGraph {
 }
 
 impl GraphList {
-    /// Starts the next segment. Its graphs have other weights than those before.
-    pub(crate) fn begin_segment(&mut self) {
-        self.segment = self.graphs.len();
-    }
-
     /// The index of a device's graph, added if it is new. If it shares its code, then with a graph
     /// of the same shape.
     pub(crate) fn add(

@@ -40,7 +40,7 @@ impl Handover {
         let mut copies = Copies { program, tasks: Vec::new(), staged: 0 };
         let states = &program.state_instances;
         for state in (0..states.len()).filter(|state| states[*state].len() > 1) {
-            let homes = program.state_homes(phase, state);
+            let homes = &program.state_homes[state][phase as usize];
             for rows in &forward.seqs {
                 let empty = || states.iter().map(|s| vec![0; s.len()]).collect();
                 let filled = &mut self.filled.entry(rows.seq).or_insert_with(empty)[state];

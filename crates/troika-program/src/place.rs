@@ -67,7 +67,7 @@ impl Placer<'_> {
         let (mut between, shared) = (Vec::new(), rule.split.is_some());
         let Some(Split::Stages { stages }) = &rule.split else {
             let stage = self.stage(Stage { root, rule, kind, heads, shared }, &mut between)?;
-            return Ok(PlacedSegment::new(vec![stage], between));
+            return Ok(PlacedSegment::new(vec![stage], between, None));
         };
         let graphs = pieces::stages(root, &mut between)?;
         if graphs.len() != stages.len() {
@@ -81,7 +81,7 @@ impl Placer<'_> {
             let rule = &Rule { device, split, ..rule.clone() };
             placed.push(self.stage(Stage { root, rule, kind, heads, shared }, &mut between)?);
         }
-        Ok(PlacedSegment::new(placed, between))
+        Ok(PlacedSegment::new(placed, between, None))
     }
 
     pub(crate) fn stage(

@@ -76,7 +76,7 @@ impl Placer<'_> {
                 Overflow::Cpu | Overflow::Pad => None,
             },
         };
-        Ok(PlacedSegment::with_experts(stages, between, placed))
+        Ok(PlacedSegment::new(stages, between, Some(placed)))
     }
 
     /// The graphs of all groups, then the graph of the rule's device, and the buffers of the
@@ -99,7 +99,15 @@ impl Placer<'_> {
         for (number, group) in split.groups.iter().enumerate() {
             for (device, graph, operands) in self.graphs_of_group(graph, group)? {
                 let (rows, piece) = (graph.max_rows(), alone(device, graph));
-                self.check_group(device, &piece.graph, number + 1)?;
+                let PlanDevice { name, caps } = &self.devices[device];
+                let bytes = graph_bytes(&piece.graph, caps);
+                if let Some(most) = caps.max_graph_bytes.filter(|most| bytes > *most) {
+                    let (group, of) = (number + 1, &piece.graph.name);
+                    return Err(ProgramError::NotTaken(format!(
+                        "group {group} of the plan's experts in {of} has {bytes} bytes of weights \
+                         on device {name}, whose graphs hold {most}; put fewer experts into a group"
+                    )));
+                }
                 all.push(PlacedPiece { shapes: vec![rows], ..piece });
                 packed.push(PackedOperands { group: number, ..operands });
             }
@@ -187,24 +195,6 @@ impl Placer<'_> {
             ))
         };
         Ok(around.ok_or_else(refused)?.map(|edge| edge.0))
-    }
-
-    /// Checks that a device takes a graph of the size of a group's.
-    fn check_group(
-        &self,
-        device: usize,
-        graph: &Subgraph,
-        group: usize,
-    ) -> Result<(), ProgramError> {
-        let PlanDevice { name, caps } = &self.devices[device];
-        let bytes = graph_bytes(graph, caps);
-        caps.max_graph_bytes.filter(|most| bytes > *most).map_or(Ok(()), |most| {
-            Err(ProgramError::NotTaken(format!(
-                "group {group} of the plan's experts in {} has {bytes} bytes of weights on device \
-                 {name}, whose graphs hold {most}; put fewer experts into a group",
-                graph.name
-            )))
-        })
     }
 }
 

@@ -185,26 +185,20 @@ pub(crate) struct PlacedStage {
 }
 
 impl PlacedSegment {
-    /// A segment of some stages, with the values between its pieces. Numbers its pieces.
-    pub(crate) fn new(mut stages: Vec<PlacedStage>, between: Vec<Between>) -> PlacedSegment {
+    /// A segment of some stages, with the values between its pieces. Numbers its pieces; those of
+    /// experts come last.
+    pub(crate) fn new(
+        mut stages: Vec<PlacedStage>,
+        between: Vec<Between>,
+        mut experts: Option<PlacedExperts>,
+    ) -> PlacedSegment {
         let pieces = stages.iter_mut().flat_map(|stage| {
             let PlacedStage { wholes, columns, .. } = stage;
             wholes.iter_mut().flatten().chain(columns.iter_mut())
         });
-        pieces.enumerate().for_each(|(index, piece)| piece.index = index);
-        PlacedSegment { stages, between, experts: None }
-    }
-
-    /// The same with experts, whose pieces come last.
-    pub(crate) fn with_experts(
-        stages: Vec<PlacedStage>,
-        between: Vec<Between>,
-        mut experts: PlacedExperts,
-    ) -> PlacedSegment {
-        let segment = PlacedSegment::new(stages, between);
-        let first = segment.pieces().count();
-        experts.pieces.iter_mut().enumerate().for_each(|(i, piece)| piece.index = first + i);
-        PlacedSegment { experts: Some(experts), ..segment }
+        let last = experts.iter_mut().flat_map(|experts| experts.pieces.iter_mut());
+        pieces.chain(last).enumerate().for_each(|(index, piece)| piece.index = index);
+        PlacedSegment { stages, between, experts }
     }
 
     /// Divides rows `0..rows` among the pieces, without the pieces of divided experts.

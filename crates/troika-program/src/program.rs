@@ -94,7 +94,7 @@ pub struct Program {
     /// The values between the pieces of each placement, in order.
     pub(crate) between: Vec<BetweenOf>,
     /// For each state, the instances used in prefill and in decode.
-    state_homes: Vec<[Vec<usize>; 2]>,
+    pub(crate) state_homes: Vec<[Vec<usize>; 2]>,
     /// By the longest chunk, ascending: the plan's length buckets, then the bucket of full chunks.
     prefill: Vec<Bucket>,
     decode: Vec<Placement>,
@@ -169,7 +169,7 @@ impl Program {
         plan: &Plan,
         placer: &Placer<'_>,
     ) -> Result<(), ProgramError> {
-        self.graphs.begin_segment();
+        self.graphs.segment = self.graphs.graphs().len();
         let segment = &placer.lowered.segments[index];
         let rule = |phase: Phase, rows: usize| {
             let rule = plan.rule_for(phase, rows, segment.kind, segment.layer);
@@ -316,11 +316,6 @@ impl Program {
             }
         }
         Ok(())
-    }
-
-    /// Which of a state's instances a phase uses.
-    pub fn state_homes(&self, phase: Phase, state: usize) -> &[usize] {
-        &self.state_homes[state][phase as usize]
     }
 
     /// Whether both phases run the same code in the same places.

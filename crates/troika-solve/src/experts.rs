@@ -2,7 +2,7 @@
 //! that is predicted to be faster.
 
 use troika_device::SpaceId;
-use troika_model::lower::SegmentKind;
+use troika_model::lower::{Segment, SegmentKind};
 use troika_model::spec::Layer;
 use troika_plan::{
     Dispatch, ExpertGroupPlan, ExpertPolicy, ExpertSettings, LengthRules, Phase, Plan, PlanDevice,
@@ -298,21 +298,16 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The first segment with experts that a rule of full chunks is for.
-    fn segment_of(&self, plan: &Plan, rule: usize) -> Option<usize> {
-        let rule = &plan.prefill.rules[rule];
-        let mut segments = self.request.lowered.segments.iter();
-        segments.position(|s| s.kind.traits().by_experts && rule.matches(s.kind, s.layer))
-    }
-
-    /// The prices of all layers that share experts out.
+    /// The prices of all layers that share experts out, by the first segment with experts that a
+    /// rule of full chunks is for.
     fn layers(&mut self, plan: &Plan, way: &Way) -> Result<Vec<LayerPrices>, PlanError> {
-        let shared = plan.prefill.rules.iter().enumerate().filter(|(_, r)| r.experts().is_some());
-        let shared: Vec<usize> = shared.map(|(rule, _)| rule).collect();
         let mut all = Vec::new();
-        for rule in shared {
-            if let Some(segment) = self.segment_of(plan, rule) {
-                all.push(self.layer(plan, rule, segment, way)?);
+        let lowered = self.request.lowered;
+        for (number, rule) in plan.prefill.rules.iter().enumerate() {
+            let is_for = |s: &Segment| s.kind.traits().by_experts && rule.matches(s.kind, s.layer);
+            let first = lowered.segments.iter().position(is_for);
+            if let Some(segment) = first.filter(|_| rule.experts().is_some()) {
+                all.push(self.layer(plan, number, segment, way)?);
             }
         }
         Ok(all)

@@ -199,11 +199,25 @@ impl ExpertRows {
         let mut runs = Vec::new();
         for expert in 0..self.shape.experts {
             let mut pairs = std::mem::take(&mut self.sorted[expert]);
-            counts.experts[expert].rows += pairs.len() as u64;
+            let count = &mut counts.experts[expert];
+            count.rows += pairs.len() as u64;
             if self.split.overflow == Overflow::Prune {
                 self.keep_salient(expert, &mut pairs, saliency);
             }
-            self.take_pairs(chunk, expert, &pairs, &mut counts.experts[expert], &mut runs);
+            // They get rows of its groups, and the others of the rule's device.
+            for &pair in &pairs {
+                if let Some(row) = self.next_row(expert, &mut runs) {
+                    self.place(chunk, pair, row);
+                } else if self.at[expert].is_empty() {
+                    self.take_rest(chunk, pair);
+                } else if self.split.overflow == Overflow::Prune {
+                    count.dropped += 1;
+                    self.left -= 1;
+                } else {
+                    count.overflow += 1;
+                    self.take_rest(chunk, pair);
+                }
+            }
             pairs.clear();
             self.sorted[expert] = pairs;
         }
@@ -282,30 +296,6 @@ impl ExpertRows {
             saliency.and_then(|s| s.get(row)).copied().unwrap_or(0.0)
         };
         pairs.sort_by(|a, b| of(b).total_cmp(&of(a)));
-    }
-
-    /// Gives an expert's pairs rows: of its groups, and the others of the rule's device.
-    fn take_pairs(
-        &mut self,
-        chunk: usize,
-        expert: usize,
-        pairs: &[u32],
-        count: &mut ExpertCounts,
-        runs: &mut Vec<PackedRun>,
-    ) {
-        for &pair in pairs {
-            if let Some(row) = self.next_row(expert, runs) {
-                self.place(chunk, pair, row);
-            } else if self.at[expert].is_empty() {
-                self.take_rest(chunk, pair);
-            } else if self.split.overflow == Overflow::Prune {
-                count.dropped += 1;
-                self.left -= 1;
-            } else {
-                count.overflow += 1;
-                self.take_rest(chunk, pair);
-            }
-        }
     }
 
     /// The next row of an expert's groups, which fill up in their order. Where full slots run at
