@@ -107,14 +107,6 @@ impl DeviceError {
         DeviceError::Submission { task: task.into(), why }
     }
 
-    /// The device that does not work any more, if that is the error.
-    pub fn lost_device(&self) -> Option<&str> {
-        match self {
-            DeviceError::Lost { device, .. } | DeviceError::Gone(device) => Some(device),
-            _ => None,
-        }
-    }
-
     /// Adds the purpose of the memory to an allocation error.
     pub fn memory(what: impl Into<String>) -> impl FnOnce(OutOfMemory) -> DeviceError {
         move |e| DeviceError::Memory { what: what.into(), bytes: e.bytes }

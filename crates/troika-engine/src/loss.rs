@@ -22,7 +22,7 @@ impl<T> Losses<T> {
         if self.leaving.is_none()
             && self.elsewhere.is_some()
             && let EngineError::Device(error) = error
-            && error.lost_device().is_some()
+            && let DeviceError::Lost { .. } | DeviceError::Gone(_) = error
         {
             self.leaving = Some(error.clone());
         }

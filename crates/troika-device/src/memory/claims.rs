@@ -17,13 +17,6 @@ pub enum Access {
     Write,
 }
 
-impl Access {
-    /// Whether two uses of one byte exclude each other.
-    pub fn conflicts(self, other: Access) -> bool {
-        self == Access::Write || other == Access::Write
-    }
-}
-
 /// Why bytes of a buffer cannot be accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
@@ -76,7 +69,7 @@ impl Open {
     fn excludes(&self, ticket: u64, wanted: &[(Rect, Access)]) -> bool {
         self.entries.iter().any(|e| {
             let meets = |(rect, access): &(Rect, Access)| {
-                e.access.conflicts(*access) && e.rect.overlaps(rect)
+                [e.access, *access].contains(&Access::Write) && e.rect.overlaps(rect)
             };
             e.ticket != ticket && wanted.iter().any(meets)
         })

@@ -73,11 +73,11 @@ impl Dispatcher {
         drop(routing);
         stats.with(|stats| stats.layers.entry(*layer).or_default().add(&counts));
         self.trace(&counts, packed);
-        let graph = self.graph(&grown.tasks, None)?;
-        let graph = match self.growing.ahead(&grown) {
-            ahead if ahead.is_empty() => graph,
-            ahead => graph.with_beside(self.graph(&ahead, None)?),
-        };
+        let mut graph = self.graph(&grown.tasks, None)?;
+        let ahead = self.growing.ahead(&grown);
+        if !ahead.is_empty() {
+            graph.beside = Some(Arc::new(self.graph(&ahead, None)?));
+        }
         Ok(Arc::new(graph))
     }
 

@@ -29,8 +29,9 @@ pub struct TaskGraph {
     pub(super) host: bool,
     /// What becomes known by its tasks.
     pub(super) growth: Option<Growth>,
-    /// What begins with it, and nobody waits for.
-    pub(super) beside: Option<Arc<TaskGraph>>,
+    /// What begins with it where it becomes known by a task, and nobody waits for. Its failure is none
+    /// of anybody.
+    pub(crate) beside: Option<Arc<TaskGraph>>,
 }
 
 /// The views that work uses, other than parts of states.
@@ -103,12 +104,6 @@ impl TaskGraph {
     pub fn growing(mut self, tasks: &[u32], growth: Growth) -> TaskGraph {
         tasks.iter().for_each(|task| self.schedule.grow(*task));
         TaskGraph { growth: Some(growth), ..self }
-    }
-
-    /// The same graph, with another one that begins with it where it becomes known by a task, and that
-    /// nobody waits for. Its failure is none of anybody.
-    pub fn with_beside(self, beside: TaskGraph) -> TaskGraph {
-        TaskGraph { beside: Some(Arc::new(beside)), ..self }
     }
 
     /// Checks that the tasks of a grown graph use only what the task that grows declares.
