@@ -60,10 +60,10 @@ pub(crate) fn write(spans: &[Span], notes: &[String], out: &mut dyn Write) -> io
     serde_json::to_writer(&mut *out, &json!({ "notes": notes }))?;
     out.write_all(b",\"traceEvents\":[")?;
     let mut separator = "\n";
-    let mut add = |event: Value| {
+    let mut add = |event: Value| -> io::Result<()> {
         out.write_all(separator.as_bytes())?;
         separator = ",\n";
-        serde_json::to_writer(&mut *out, &event).map_err(io::Error::from)
+        Ok(serde_json::to_writer(&mut *out, &event)?)
     };
     let us = |time: Duration| time.as_nanos() as f64 / 1e3;
     for span in spans {
