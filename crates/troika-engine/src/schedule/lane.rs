@@ -10,7 +10,7 @@ use troika_device::{
     Submission, Timelines, Wait, Waiting, loader, loader_name,
 };
 use troika_plan::Policy;
-use troika_program::schedule::{DeviceOrder, Failure, JobList, Queues, TaskList, lists_in_flight};
+use troika_program::schedule::{Failure, JobList, Queues, TaskList, lists_in_flight};
 
 use super::TaskGraph;
 use crate::error::EngineError;
@@ -156,9 +156,16 @@ impl Queues<TaskGraph, EngineError> for Lanes {
         commands.tasks.extend(list.tasks.iter().map(submission));
         (commands.timed, commands.waiting) = (self.timed, self.waiting);
         commands.timelines = Some(self.jobs[list.whole].timelines.clone());
-        commands.id = list_id(list.id);
+        // `job_list` reads it.
+        commands.id = (list.id.job as u64) << 32 | list.id.list as u64;
+        // In a fixed order, values go on from those that the timelines have so far.
         if let Some(order) = list.order {
-            add_waits(&mut commands, order, list.base);
+            commands.waits.extend(order.waits.iter().map(|wait| {
+                let on = Point { value: list.base + wait.on.value, ..wait.on };
+                Wait { on, ..*wait }
+            }));
+            let value = |done: &u64| Signal { task: (done - 1) as u32, value: list.base + done };
+            commands.signals.extend(order.signals.iter().map(value));
         }
         // This thread would only wait: it runs the list itself if it can, but no functions of the
         // host.
@@ -214,22 +221,7 @@ impl Failure for EngineError {
     }
 }
 
-/// The id of a list: its job's number and its own.
-fn list_id(JobList { job, list }: JobList) -> u64 {
-    (job as u64) << 32 | list as u64
-}
-
-/// Which list a completion is of.
+/// Which list a completion is of, by its id: the job's number and its own.
 pub(super) fn job_list(id: u64) -> JobList {
     JobList { job: (id >> 32) as usize, list: (id & u64::from(u32::MAX)) as usize }
-}
-
-/// Adds a list's waits and signals for a fixed order, on top of the timelines' values so far.
-fn add_waits(list: &mut CommandList, order: &DeviceOrder, base: u64) {
-    list.waits.extend(order.waits.iter().map(|wait| {
-        let on = Point { value: base + wait.on.value, ..wait.on };
-        Wait { on, ..*wait }
-    }));
-    let signal = |done: &u64| Signal { task: (done - 1) as u32, value: base + done };
-    list.signals.extend(order.signals.iter().map(signal));
 }

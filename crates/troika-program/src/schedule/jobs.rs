@@ -122,7 +122,7 @@ struct RunningGraph<G, E> {
 impl<G, E> RunningGraph<G, E> {
     fn is_handed_over(&self) -> bool {
         self.failure.is_some()
-            || (if self.in_order { self.submitted } else { self.state.remaining() == 0 })
+            || (if self.in_order { self.submitted } else { self.state.remaining == 0 })
     }
 
     fn has_ended(&self) -> bool {
@@ -402,7 +402,7 @@ impl<G: Graph, E: Failure> Jobs<G, E> {
         for at in 0..self.active.len() {
             let job = &self.all[self.active[at]];
             if !job.is_handed_over() {
-                self.fail(self.active[at], why(job.state.remaining()));
+                self.fail(self.active[at], why(job.state.remaining));
             }
         }
     }

@@ -36,7 +36,8 @@ pub struct State {
     lists: Vec<Option<(usize, Vec<u32>)>>,
     spare: Vec<Vec<u32>>,
     progress: Vec<Progress>,
-    remaining: usize,
+    /// Number of unfinished tasks.
+    pub(super) remaining: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +74,6 @@ impl State {
                 self.ready[dag.device[task as usize]].push(task);
             }
         }
-    }
-
-    /// Number of unfinished tasks.
-    pub fn remaining(&self) -> usize {
-        self.remaining
     }
 
     /// Whether a task has run, judged by the end of its list.

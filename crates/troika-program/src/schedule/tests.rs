@@ -95,7 +95,7 @@ proptest! {
             state.complete(&dag, list);
         }
         prop_assert!(finished.iter().all(|f| *f));
-        prop_assert_eq!(state.remaining(), 0);
+        prop_assert_eq!(state.remaining, 0);
     }
 }
 
