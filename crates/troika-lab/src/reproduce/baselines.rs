@@ -2,16 +2,9 @@
 //! efficiency comes from one printed row (the anchor, H08); all other rows are predictions.
 
 use super::lab::{Case, Lab};
-use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
+use super::outcome::{Item, Outcome, mean};
 use super::presets::{B1_8, B3, B7, B8};
 use crate::LabError;
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment { id: "H08", run: RunWhen::Always(anchors) },
-    Experiment { id: "H24", run: RunWhen::Always(end_to_end) },
-    Experiment { id: "H25", run: RunWhen::Always(prefill_most) },
-    Experiment { id: "H35", run: RunWhen::Always(long_bench) },
-];
 
 /// An engine: the strategies that model its stages, and the printed anchors.
 #[derive(Clone, Copy)]
@@ -64,7 +57,7 @@ fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2], L
     Ok([lab.ttft(case)?, lab.tpot(case)?])
 }
 
-fn anchors(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn anchors(lab: &mut Lab) -> Result<Outcome, LabError> {
     let layer = lab.ttft(Case::decode(B8, "hetero-layer", 256))?;
     let [_, tensor] = ours(lab, B8, 256)?;
     let (mut items, mut notes) = (Vec::new(), Vec::new());
@@ -97,7 +90,7 @@ fn task(lab: &mut Lab, engine: Engine, task: TaskTokens) -> Result<f64, LabError
     Ok(theirs / total(ours(lab, B7, task.prompt)?))
 }
 
-fn end_to_end(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn end_to_end(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut all = Vec::new();
     for engine in ENGINES {
         all.push(task(lab, engine, GSM8K)?);
@@ -117,7 +110,7 @@ fn end_to_end(lab: &mut Lab) -> Result<Outcome, LabError> {
     .noted(note))
 }
 
-fn prefill_most(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn prefill_most(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut most = [0.0_f64; 2];
     for model in [B8, B7, B3, B1_8] {
         for prompt in [64, 256, 1024] {
@@ -131,7 +124,7 @@ fn prefill_most(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::each(items, 0.25))
 }
 
-fn long_bench(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn long_bench(lab: &mut Lab) -> Result<Outcome, LabError> {
     let [ttft, tpot] = ours(lab, B7, 1787)?;
     let items = vec![Item::new("s", 6.2, (ttft + 4.0 * tpot) * 1e-3)];
     Ok(Outcome::numbers(items, |all| all[0].ours <= 6.2))

@@ -15,19 +15,10 @@ use troika_model::{families, presets};
 
 use super::experts::{novel, zipf_routing};
 use super::lab::Lab;
-use super::outcome::{Experiment, Item, Outcome, RunWhen};
+use super::outcome::{Item, Outcome};
 use super::presets::MANY_EXPERTS;
 use super::two_cpus::{plain, shared};
 use crate::{LabError, Shape};
-
-const NOT_NAMED: &str =
-    "it computes with real kernels, where it is named: troika reproduce C01 C02 M28";
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment { id: "C01", run: RunWhen::Named(NOT_NAMED, same_as_plain) },
-    Experiment { id: "C02", run: RunWhen::Named(NOT_NAMED, fewer_calls) },
-    Experiment { id: "M28", run: RunWhen::Named(NOT_NAMED, padded_groups) },
-];
 
 /// The claim's numbers: experts, experts of a row, rows of a chunk, of a prompt, and of a buffer.
 const EXPERTS: usize = 128;
@@ -153,7 +144,7 @@ impl Difference {
 }
 
 /// C01.
-fn same_as_plain(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn same_as_plain(_: &mut Lab) -> Result<Outcome, LabError> {
     let (mut words, mut pass) = (Vec::new(), true);
     for subject in [Subject::BuiltIn, Subject::Random(256, 64, DType::F32)] {
         let tokens = subject.tokens(COMPARED)?;
@@ -189,7 +180,7 @@ fn same_as_plain(_: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 /// M28.
-fn padded_groups(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn padded_groups(_: &mut Lab) -> Result<Outcome, LabError> {
     let subject = Subject::Random(256, 64, DType::F32);
     let room = CHUNK;
     let settings = ExpertSettings { overflow: Overflow::Pad, ..ExpertSettings::default() };
@@ -238,7 +229,7 @@ fn all_counts(model: &Model, of: fn(&ExpertCounts) -> u64) -> Result<u64, LabErr
 }
 
 /// C02.
-fn fewer_calls(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn fewer_calls(_: &mut Lab) -> Result<Outcome, LabError> {
     let zipf = zipf_routing().layers.swap_remove(0).ids;
     let mut random = Random(3);
     let even = (0..ROWS).flat_map(|_| {

@@ -8,16 +8,8 @@ use troika_device::{Eviction, Residents};
 
 use super::experts::{built_in_routing, zipf_routing};
 use super::lab::Lab;
-use super::outcome::{Experiment, Outcome, RunWhen};
+use super::outcome::Outcome;
 use crate::LabError;
-
-pub const EXPERIMENTS: &[Experiment] = &[Experiment {
-    id: "C04",
-    run: RunWhen::Named(
-        "it records routing with real kernels, where it is named: troika reproduce C04",
-        cached,
-    ),
-}];
 
 /// Milliseconds of modelled steps: an expert of Qwen3-30B-A3B in Q4_0 (2.7 MB) from a disk of 1.3
 /// GB/s; attention of a token; an expert's weights from memory; and a row of it.
@@ -79,7 +71,7 @@ impl Replayed {
     }
 }
 
-fn cached(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn cached(_: &mut Lab) -> Result<Outcome, LabError> {
     use CachePolicy::{Optimum, Rule};
     use Eviction::{Fifo, Frequency, Lru};
     let (mut words, mut pass) = (Vec::new(), true);

@@ -13,18 +13,9 @@ use troika::{
 use troika_check::Random;
 
 use super::lab::Lab;
-use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
+use super::outcome::{Item, Outcome, mean};
 use super::two_cpus::{plain, shared};
 use crate::LabError;
-
-const NOT_NAMED: &str =
-    "it computes with real kernels, where it is named: troika reproduce M26 M27 C05";
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment { id: "M26", run: RunWhen::Named(NOT_NAMED, overlaps) },
-    Experiment { id: "M27", run: RunWhen::Named(NOT_NAMED, dropped) },
-    Experiment { id: "C05", run: RunWhen::Named(NOT_NAMED, predicted) },
-];
 
 /// Two texts that the built-in model was not trained on: a novel and a play, both in the public
 /// domain.
@@ -112,7 +103,7 @@ pub fn zipf_routing() -> RoutingTrace {
 }
 
 /// Overlap of each part of a text with the rest of it, and of two texts.
-fn overlaps(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn overlaps(_: &mut Lab) -> Result<Outcome, LabError> {
     let [novel, play] = tokens()?;
     let recorded = record(&[&novel, &play], false)?;
     let traces: Vec<&RoutingTrace> = recorded.iter().map(|r| &r.trace).collect();
@@ -151,7 +142,7 @@ fn without(all: &[ExpertUse], part: &[ExpertUse]) -> Vec<ExpertUse> {
 }
 
 /// Perplexity with rows dropped in each way.
-fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
     let ids = tokens()?.concat();
     let measure = |by, share| -> Result<f64, LabError> {
         let pruning = Pruning { by, share };
@@ -211,7 +202,7 @@ fn of_one_device(ids: &[u32]) -> Result<f64, LabError> {
 }
 
 /// Recall of a predictor, and of simple rules.
-fn predicted(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn predicted(_: &mut Lab) -> Result<Outcome, LabError> {
     let [novel, play] = tokens()?;
     let [novel, play] = [&novel, &play].map(|text| text.split_at(text.len() - text.len() / 4));
     let train = [novel.0, play.0].concat();

@@ -10,48 +10,15 @@ use troika::weights::FloatType;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Source};
 
 use super::lab::Lab;
-use super::outcome::{Experiment, Outcome, RunWhen};
+use super::outcome::Outcome;
 use crate::{HandOverBy, HandOvers, LabError, measure_hand_overs};
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment {
-        id: "H30",
-        run: RunWhen::Named(
-            "it computes with real kernels, where it is named: troika reproduce H30; of random \
-                 pieces pieces_of_float_models_give_the_bits_of_the_whole (cargo test -p \
-                 conformance --test partition)",
-            partitions,
-        ),
-    },
-    Experiment {
-        id: "H31",
-        run: RunWhen::Elsewhere(
-            "it measures real devices: troika profile prints its regret; in virtual time \
-                 chosen_plans_keep_what_they_promise (cargo test -p troika-cli --test profile)",
-        ),
-    },
-    Experiment {
-        id: "H32",
-        run: RunWhen::Named(
-            "it measures real queues, where it is named: troika reproduce H32",
-            waits,
-        ),
-    },
-    Experiment {
-        id: "H33",
-        run: RunWhen::Elsewhere(
-            "it is a test: a_token_over_several_devices_takes_no_memory \
-                 (cargo test -p troika-engine --test allocations)",
-        ),
-    },
-];
 
 /// Number of hand-overs per way of waiting, and the duration of each task.
 const HAND_OVERS: usize = 1000;
 const EACH: Duration = Duration::from_micros(1000);
 
 /// Predicted waits compared with blocking and spinning.
-fn waits(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn waits(_: &mut Lab) -> Result<Outcome, LabError> {
     let measure = |by| measure_hand_overs(by, HAND_OVERS, EACH);
     let predicted = measure(HandOverBy::Predicting)?;
     let spinning = measure(HandOverBy::Spinning)?;
@@ -82,7 +49,7 @@ const PROMPT: usize = 37;
 
 /// Compares the built-in model's logits on two devices with different kernels, divided in each way,
 /// with those on one device.
-fn partitions(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn partitions(_: &mut Lab) -> Result<Outcome, LabError> {
     let ways = ["split-columns", "split-columns=0.3", "split-rows=16", "split-hybrid"];
     let one = logits(Strategy::OneDevice)?;
     let (mut said, mut pass) = (Vec::new(), true);

@@ -12,20 +12,17 @@ use troika::weights::Quant;
 use troika_device::Device;
 
 use super::lab::{Lab, Phone};
-use super::outcome::{Experiment, Outcome, RunWhen};
+use super::outcome::Outcome;
 use super::presets;
 use crate::simulate::on_board;
 use crate::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
-
-pub const EXPERIMENTS: &[Experiment] =
-    &[Experiment { id: "L36", run: RunWhen::Always(feed_forwards_first) }];
 
 /// What the NPU reaches, and the claim's prompt and chunk.
 const HOLDS: u64 = 4 << 30;
 const PROMPT: usize = 1024;
 const CHUNK: usize = 256;
 
-fn feed_forwards_first(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn feed_forwards_first(lab: &mut Lab) -> Result<Outcome, LabError> {
     let shape = Shape::find(presets::B7, DType::Q8_0)?;
     let mut soc = lab.soc(Phone::Gen3);
     for processor in soc.processors.iter_mut().filter(|p| p.name == "npu") {

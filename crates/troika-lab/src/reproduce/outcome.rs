@@ -38,18 +38,14 @@ pub struct Target {
     pub run: RunWhen,
 }
 
-/// The experiment of a target.
-pub struct Experiment {
-    pub id: &'static str,
-    pub run: RunWhen,
-}
-
+/// When and how the experiment of a target runs.
 #[derive(Clone, Copy)]
 pub enum RunWhen {
     Always(fn(&mut Lab) -> Result<Outcome, LabError>),
-    /// Where its target is named, and the reason: what computes with real kernels or measures this
-    /// machine would make a list of all targets slow, and another one each time.
-    Named(&'static str, fn(&mut Lab) -> Result<Outcome, LabError>),
+    /// Where its target is named, after what it does and the targets to name: what computes with real
+    /// kernels or measures this machine would make a list of all targets slow, and another one each
+    /// time.
+    Named(&'static str, &'static str, fn(&mut Lab) -> Result<Outcome, LabError>),
     /// Not in this command, and where else.
     Elsewhere(&'static str),
 }
@@ -81,7 +77,7 @@ pub enum Verdict {
     /// Words: a line, or several.
     Words { printed: String, ours: String, pass: bool },
     /// It cannot be run here.
-    NotRun(&'static str),
+    NotRun(String),
 }
 
 /// The result of a target, with a note.
@@ -115,8 +111,8 @@ impl Outcome {
         Outcome { verdict: Verdict::Words { printed, ours, pass }, note: String::new() }
     }
 
-    pub fn not_run(why: &'static str) -> Outcome {
-        Outcome { verdict: Verdict::NotRun(why), note: String::new() }
+    pub fn not_run(why: impl Into<String>) -> Outcome {
+        Outcome { verdict: Verdict::NotRun(why.into()), note: String::new() }
     }
 
     pub fn noted(mut self, note: impl Into<String>) -> Outcome {

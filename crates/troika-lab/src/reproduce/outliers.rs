@@ -9,43 +9,9 @@ use troika::weights::Quant;
 
 use super::lab::Lab;
 use super::machine::{built_in_logits, difference};
-use super::outcome::{Experiment, Item, Outcome, RunWhen};
+use super::outcome::{Item, Outcome};
 use super::presets;
 use crate::{LabError, Shape};
-
-/// What a command prints for a model of one's own.
-const OWN_MODEL: &str = "it needs a trained model of full size: troika calibrate MODEL --text FILE \
-    -o calibration.json prints it for a model of one's own; it was not run on one";
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment { id: "L27", run: RunWhen::Always(shared) },
-    Experiment {
-        id: "L28",
-        run: RunWhen::Named(
-            "it computes with real kernels, where it is named: troika reproduce L28",
-            chunked,
-        ),
-    },
-    Experiment {
-        id: "L29",
-        run: RunWhen::Elsewhere(
-            "it is a test: the_clipped_product_and_its_outliers_add_up (cargo test -p \
-                 conformance --test npu)",
-        ),
-    },
-    Experiment { id: "L30", run: RunWhen::Elsewhere(OWN_MODEL) },
-    Experiment { id: "L31", run: RunWhen::Elsewhere(OWN_MODEL) },
-    Experiment { id: "L32", run: RunWhen::Elsewhere(OWN_MODEL) },
-    Experiment {
-        id: "L33",
-        run: RunWhen::Elsewhere(
-            "it needs public sets and a trained model of full size; for any model, troika \
-                 perplexity MODEL --file TEXT --calibration FILE --device npu:...,cpu --outliers \
-                 shadow=0,shadow=0.5,shadow=0.85,shadow=1,smooth,rows,kept prints the table \
-                 (docs/calibration.md has the small model's)",
-        ),
-    },
-];
 
 /// The prompt and chunk of the claim.
 const PROMPT: usize = 1024;
@@ -53,7 +19,7 @@ const CHUNK: usize = 256;
 
 /// Counts a model's subgraphs, cut where llm.npu cuts them, and what they take with their weights:
 /// one for each chunk, or those shared that depend on the number of rows alone.
-fn shared(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn shared(_: &mut Lab) -> Result<Outcome, LabError> {
     let shape = Shape::find(presets::UI, DType::Q8_0)?;
     let store = shape.lazy_weights(Quant::None);
     let bounds = LowerOptions { max_rows: CHUNK, max_kv: PROMPT, kv_dtype: DType::F16 };
@@ -99,7 +65,7 @@ fn bytes(graph: &Subgraph) -> f64 {
 }
 
 /// The built-in model's logits in chunks, against the logits of the whole prompt.
-fn chunked(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn chunked(_: &mut Lab) -> Result<Outcome, LabError> {
     const SHORT: usize = 16;
     let (mut worst, mut pass) = (0.0_f32, true);
     for tokens in [1, SHORT - 1, SHORT, SHORT + 1, 3 * SHORT + 7] {

@@ -8,18 +8,10 @@ use troika::{Model, OpenOptions, PlanSource, ProfileAt, SolveOptions, Source};
 use troika_engine::{SequenceInput, WantedLogits};
 
 use super::lab::{Lab, temporary_folder};
-use super::outcome::{Experiment, Outcome, RunWhen};
+use super::outcome::Outcome;
 use crate::LabError;
 use crate::profile::{ProfileOptions, profile};
 use crate::subject::Subject;
-
-pub const EXPERIMENTS: &[Experiment] = &[Experiment {
-    id: "M29",
-    run: RunWhen::Named(
-        "it measures this machine, where it is named: troika reproduce M29",
-        planned,
-    ),
-}];
 
 /// Tokens of prompts.
 const PROMPTS: [usize; 3] = [64, 256, 1000];
@@ -29,7 +21,7 @@ const ROUNDS: usize = 15;
 /// The most of the time of one device.
 const MOST: f64 = 1.05;
 
-fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
     let folder = temporary_folder()?;
     let file = ProfileAt::File(folder.path().join("profile.json"));
     let open = OpenOptions {

@@ -17,16 +17,8 @@ use troika_device::Eviction;
 use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
 use super::lab::{Lab, temporary_folder};
-use super::outcome::{Experiment, Outcome, RunWhen};
+use super::outcome::Outcome;
 use crate::LabError;
-
-pub const EXPERIMENTS: &[Experiment] = &[Experiment {
-    id: "C06",
-    run: RunWhen::Named(
-        "it computes with real kernels and reads from a disk, where it is named: troika reproduce C06",
-        preloaded,
-    ),
-}];
 
 /// Tokens of a prompt and of an answer, and how many pairs are measured.
 const PROMPT: usize = 64;
@@ -40,7 +32,7 @@ const HALF: u64 = 50;
 /// Milliseconds that disks take to read an expert, where attention takes 0.4.
 const READS: [f64; 3] = [0.2, 0.6, 2.0];
 
-fn preloaded(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn preloaded(_: &mut Lab) -> Result<Outcome, LabError> {
     let (predictor, rest) = predictor_of_text()?;
     let (mut words, mut pass) = (Vec::new(), true);
     let zipf = zipf_routing();

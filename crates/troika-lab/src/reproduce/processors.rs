@@ -4,21 +4,9 @@
 use troika::plan::SyncMode;
 
 use super::lab::{Case, Lab};
-use super::outcome::{Experiment, Item, Outcome, RunWhen, mean};
+use super::outcome::{Item, Outcome, mean};
 use super::presets::B8;
 use crate::{LabError, ProductShape};
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment { id: "H01", run: RunWhen::Always(|lab| table_3(lab, "gpu")) },
-    Experiment { id: "H02", run: RunWhen::Always(|lab| table_3(lab, "npu")) },
-    Experiment { id: "H03", run: RunWhen::Always(order) },
-    Experiment { id: "H04", run: RunWhen::Always(stages) },
-    Experiment { id: "H05", run: RunWhen::Always(bandwidth) },
-    Experiment { id: "H06", run: RunWhen::Always(hand_over) },
-    Experiment { id: "H07", run: RunWhen::Always(preparation) },
-    Experiment { id: "H10", run: RunWhen::Always(choices) },
-    Experiment { id: "H11", run: RunWhen::Always(ranges) },
-];
 
 /// Rows and columns of the weights, rows of the activations; GPU and NPU.
 const TABLE_3: [([usize; 3], f64, f64); 6] = [
@@ -36,7 +24,7 @@ fn product_us(lab: &Lab, processor: &str, shape: [usize; 3]) -> Result<f64, LabE
     Ok(if processor == "gpu" { time.latency_us } else { time.run_us })
 }
 
-fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, LabError> {
+pub fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (shape, gpu, npu) in TABLE_3 {
         let printed = if processor == "gpu" { gpu } else { npu };
@@ -50,7 +38,7 @@ fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, LabError> {
     }))
 }
 
-fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for rows in [64, 128, 256, 512] {
         let us = |exchanged| {
@@ -67,7 +55,7 @@ fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, |all| all.iter().any(near)))
 }
 
-fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut steps = Vec::new();
     let mut before = None;
     for rows in 1..=96 {
@@ -82,7 +70,7 @@ fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::words("steps at 33, 65", format!("steps at {ours}"), steps == [33, 65]))
 }
 
-fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
     let shape = [28_672, 4096, 1];
     let alone = lab.product("gpu", shape, true)?;
     let gpu = alone.weight_bytes / alone.run_us * 1e-3;
@@ -100,7 +88,7 @@ fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::each(items, 0.05))
 }
 
-fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
     let shape = ProductShape { outs: 4096, terms: 4096, rows: 1, decoding: true, exchanged: false };
     let cost = |sync| -> Result<f64, LabError> {
         let time = shape.measure(&lab.gen3, "gpu", sync)?;
@@ -113,7 +101,7 @@ fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass).noted(note))
 }
 
-fn preparation(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn preparation(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (prompt, printed) in [(135, 408.4), (1000, 2050.0)] {
         let figures = lab.run(Case::prefill(B8, "online-prepare", prompt))?;
@@ -138,7 +126,7 @@ const CHOICES: [Choice; 9] = [
     ([4096, 14_336, 320], "hybrid", Some(0.4)),
 ];
 
-fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
     let (mut same, mut must, mut shares) = (0, 0, true);
     let (mut printed, mut ours) = (Vec::new(), Vec::new());
     for ([outs, terms, rows], strategy, share) in CHOICES {
@@ -162,7 +150,7 @@ fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
         .noted(format!("{same} of 9 strategies are the same")))
 }
 
-fn ranges(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn ranges(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for ([outs, terms], rows, gpu, npu) in [
         ([4096, 4096], 193, 9.0, 1.2),

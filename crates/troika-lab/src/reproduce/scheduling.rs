@@ -8,13 +8,8 @@ use troika::program::schedule::{Costs, Dag, LATE_DEPTH, ListId, State};
 use troika_check::Random;
 
 use super::lab::Lab;
-use super::outcome::{Experiment, Outcome, RunWhen};
+use super::outcome::Outcome;
 use crate::LabError;
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment { id: "L34", run: RunWhen::Always(in_order) },
-    Experiment { id: "L35", run: RunWhen::Always(near_the_best) },
-];
 
 /// Lists in a queue, as the engine has them.
 const DEPTHS: [(Policy, usize); 3] =
@@ -84,7 +79,7 @@ fn timeline(dag: &Dag, costs: &Costs, policy: Policy, depth: usize) -> Vec<(u64,
 }
 
 /// Checks the times of random prompts.
-fn in_order(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn in_order(_: &mut Lab) -> Result<Outcome, LabError> {
     let (mut tasks, mut early, mut together) = (0, 0, 0);
     for seed in 0..CHECKED {
         let mut random = Random(seed);
@@ -209,7 +204,7 @@ fn ratios(load: u64) -> [f64; 4] {
 }
 
 /// 3 chunks of 6 segments on two devices, of like and unlike speed.
-fn near_the_best(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn near_the_best(_: &mut Lab) -> Result<Outcome, LabError> {
     let of = [1, 2].map(ratios);
     let words = ["alike", "one twice as slow"].into_iter().zip(of).map(|(what, ratios)| {
         let [strict, in_order, out_of_order, path] = ratios;

@@ -2,18 +2,9 @@
 //! llm.npu's paper about any engine.
 
 use super::lab::{Case, Lab};
-use super::outcome::{Experiment, Item, Outcome, RunWhen};
+use super::outcome::{Item, Outcome};
 use super::presets::{B8, UI};
 use crate::LabError;
-
-pub const EXPERIMENTS: &[Experiment] = &[
-    Experiment { id: "H09", run: RunWhen::Always(power) },
-    Experiment { id: "H26", run: RunWhen::Always(against_gpu) },
-    Experiment { id: "H27", run: RunWhen::Always(power_order) },
-    Experiment { id: "H28", run: RunWhen::Always(game) },
-    Experiment { id: "L39", run: RunWhen::Always(memory) },
-    Experiment { id: "L40", run: RunWhen::Always(prefill_share) },
-];
 
 const STRATEGIES: [&str; 3] = ["gpu-only", "hetero-layer", "hetero-tensor"];
 
@@ -31,7 +22,7 @@ fn watts(lab: &mut Lab, strategy: &'static str) -> Result<[f64; 2], LabError> {
     Ok([f.prefill_w(), f.decode_w()].map(|watts| watts.unwrap_or(f64::NAN)))
 }
 
-fn power(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn power(lab: &mut Lab) -> Result<Outcome, LabError> {
     let [prefill, _] = watts(lab, "hetero-layer")?;
     let ratio = energy(lab, "hetero-tensor")? / energy(lab, "hetero-layer")?;
     let items = vec![
@@ -42,13 +33,13 @@ fn power(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass))
 }
 
-fn against_gpu(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn against_gpu(lab: &mut Lab) -> Result<Outcome, LabError> {
     let less = 1.0 - energy(lab, "hetero-tensor")? / energy(lab, "gpu-only")?;
     let pass = |all: &[Item]| (0.45..=0.65).contains(&all[0].ours);
     Ok(Outcome::numbers(vec![Item::new("less", 0.55, less)], pass))
 }
 
-fn power_order(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn power_order(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut all = Vec::new();
     for strategy in STRATEGIES {
         all.push((strategy, watts(lab, strategy)?));
@@ -64,7 +55,7 @@ fn power_order(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::words(printed.join(", "), ours.join(", "), ours == printed).noted(note))
 }
 
-fn game(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn game(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     let mut pass = true;
     let slower = |lab: &mut Lab, strategy: &'static str| -> Result<[f64; 4], LabError> {
@@ -93,7 +84,7 @@ fn game(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, |_| pass))
 }
 
-fn memory(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn memory(lab: &mut Lab) -> Result<Outcome, LabError> {
     let of = |lab: &mut Lab, strategy| -> Result<f64, LabError> {
         Ok(lab.run(Case::prefill(B8, strategy, 512))?.peak_bytes as f64)
     };
@@ -106,7 +97,7 @@ fn memory(lab: &mut Lab) -> Result<Outcome, LabError> {
 const SETS: [(&str, usize, usize); 3] =
     [("UI automation", 666, 4), ("summary", 1502, 8), ("questions", 536, 44)];
 
-fn prefill_share(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn prefill_share(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut parts = Vec::new();
     let mut pass = true;
     for (strategy, least, most) in [("cpu-only", 0.883, 0.988), ("gpu-only", 0.542, 0.917)] {
