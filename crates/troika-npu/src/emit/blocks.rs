@@ -71,13 +71,13 @@ impl Emitter<'_, OnnxModel> {
     pub(super) fn matrices(
         &mut self,
         weight: WeightRef,
-        element: ElementType,
+        halves: bool,
     ) -> Result<Vec<(Range<usize>, String)>, DeviceError> {
         let decl = self.graph.weight(weight);
         let (n, k, dtype) = (decl.rows, decl.cols, decl.dtype);
         if !self.keeps_blocks(weight) {
             let values = self.read(weight)?;
-            return Ok(vec![(0..n, self.typed(element, &[n, k], &values))]);
+            return Ok(vec![(0..n, self.model.typed(halves, &[n, k], &values))]);
         }
         let bytes = self.stored(weight)?.bytes;
         // As many rows in each, so that none is left over.
@@ -85,27 +85,21 @@ impl Emitter<'_, OnnxModel> {
         let parts = bytes.chunks(each * dtype.row_size(k)).zip((0..n).step_by(each));
         let part = |(bytes, from): (&[u8], usize)| {
             let rows = from..(from + each).min(n);
-            let matrix = self.matrix(dtype, &[rows.len(), k], bytes, element);
+            let matrix = self.matrix(dtype, &[rows.len(), k], bytes, halves);
             (rows, matrix)
         };
         Ok(parts.map(part).collect())
     }
 
     /// Rows of blocks as a tensor of `dims`, rows and columns.
-    fn matrix(
-        &mut self,
-        dtype: DType,
-        dims: &[usize],
-        bytes: &[u8],
-        element: ElementType,
-    ) -> String {
+    fn matrix(&mut self, dtype: DType, dims: &[usize], bytes: &[u8], halves: bool) -> String {
         let Levels { numbers, scales, zeros } = Levels::take(dtype, bytes, dtype.level_bits());
         let (n, group) = (dims[0], dtype.group_len());
         let groups = dims[1] / group;
         if zeros.is_empty() {
             let stored = if dtype.level_bits() == 4 { ElementType::I4 } else { ElementType::I8 };
             let numbers = self.model.constant(stored, dims, numbers);
-            let scales = self.typed(element, &[n, groups], &scales);
+            let scales = self.model.typed(halves, &[n, groups], &scales);
             let blocks = [Attribute::Int("axis", 1), Attribute::Int("block_size", group as i64)];
             let mut inputs = vec![numbers, scales];
             // Without zero points the runtime reads beyond the inputs on processors without VNNI.
@@ -117,8 +111,9 @@ impl Emitter<'_, OnnxModel> {
         }
         let stored = if dtype.level_bits() == 4 { ElementType::U4 } else { ElementType::I8 };
         let numbers = self.model.constant(stored, &[n, groups, group], numbers);
-        let mut values = self.cast(&numbers, element);
-        let is_exact = element != ElementType::F16 || zeros.iter().all(|z| z.abs() <= MOST_HALF);
+        let to = if halves { DType::F16 } else { DType::F32 };
+        let mut values = self.one(Verb::Cast(to), &numbers);
+        let is_exact = !halves || zeros.iter().all(|z| z.abs() <= MOST_HALF);
         let steps = match is_exact {
             // This order is the one that compilers know as that of stored weights.
             true => [(Verb::Sub, zeros), (Verb::Mul, scales)],
@@ -128,7 +123,7 @@ impl Emitter<'_, OnnxModel> {
             }
         };
         for (op, each) in steps {
-            let each = self.typed(element, &[n, groups, 1], &each);
+            let each = self.model.typed(halves, &[n, groups, 1], &each);
             values = self.two(op, &values, &each);
         }
         self.reshape(&values, dims)
@@ -160,7 +155,7 @@ impl Emitter<'_, OnnxModel> {
             Levels::take(decl.dtype, &self.stored(table)?.bytes, 8);
         let numbers = self.model.constant(ElementType::I8, &[n, k], numbers);
         let numbers = self.two(Verb::Gather, &numbers, ids);
-        let numbers = self.cast(&numbers, ElementType::F32);
+        let numbers = self.one(Verb::Cast(DType::F32), &numbers);
         let mut values = self.reshape(&numbers, &[self.rows, groups, group]);
         for (op, each) in
             [(Verb::Sub, zeros), (Verb::Mul, scales)].into_iter().filter(|e| !e.1.is_empty())
@@ -171,10 +166,5 @@ impl Emitter<'_, OnnxModel> {
             values = self.two(op, &values, &each);
         }
         Ok(self.reshape(&values, &[self.rows, k]))
-    }
-
-    /// A constant of floats or halves.
-    pub(super) fn typed(&mut self, element: ElementType, dims: &[usize], values: &[f32]) -> String {
-        self.model.typed(element == ElementType::F16, dims, values)
     }
 }

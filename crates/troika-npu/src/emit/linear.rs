@@ -78,11 +78,20 @@ impl<W: GraphWriter> Emitter<'_, W> {
 
     /// `x * weight^T + bias` of a weight that rewrites take as a whole.
     pub(crate) fn whole_product(&mut self, of: Product<'_>) -> Result<String, DeviceError> {
-        let (values, decl) = (self.read(of.weight)?, self.graph.weight(of.weight));
-        let (n, k) = (decl.rows, decl.cols);
-        let bias = of.bias.map(|b| self.read(b)).transpose()?;
         let halves = of.activations == ActivationFormat::F16;
-        Ok(self.whole(of.x, &Matrix { n, k, values, bias, halves }))
+        let matrix = self.matrix_of(of.weight, of.bias, halves)?;
+        Ok(self.whole(of.x, &matrix))
+    }
+
+    fn matrix_of(
+        &self,
+        weight: WeightRef,
+        bias: Option<WeightRef>,
+        halves: bool,
+    ) -> Result<Matrix, DeviceError> {
+        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
+        let bias = bias.map(|b| self.read(b)).transpose()?;
+        Ok(Matrix { n: decl.rows, k: decl.cols, values, bias, halves })
     }
 
     /// Whether rewrites take a weight's floats as a whole.
@@ -109,7 +118,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
     }
 
     fn product(&mut self, x: &str, m: &Matrix) -> String {
-        let x = if m.halves { self.one(Verb::Cast(DType::F16), x) } else { x.to_string() };
+        let x = self.narrowed(x, m.halves);
         let y = if self.convolves() {
             self.convolution(&x, m)
         } else {
@@ -117,7 +126,17 @@ impl<W: GraphWriter> Emitter<'_, W> {
             let bias = m.bias.as_ref().map(|b| self.model.typed(m.halves, &[m.n], b));
             self.gemm(&x, &weight, bias.as_deref())
         };
-        if m.halves { self.one(Verb::Cast(DType::F32), &y) } else { y }
+        self.widened(y, m.halves)
+    }
+
+    /// Floats as what a product takes.
+    fn narrowed(&mut self, x: &str, halves: bool) -> String {
+        if halves { self.one(Verb::Cast(DType::F16), x) } else { x.to_string() }
+    }
+
+    /// A product's result as floats.
+    fn widened(&mut self, y: String, halves: bool) -> String {
+        if halves { self.one(Verb::Cast(DType::F32), &y) } else { y }
     }
 
     /// `x * weight^T + bias`; with operands exchanged `(weight * x^T)^T + bias`.
@@ -162,36 +181,18 @@ impl<W: GraphWriter> Emitter<'_, W> {
 
 impl Emitter<'_, OnnxModel> {
     /// `x * weight^T + bias` in a format.
-    pub(super) fn product_in(
-        &mut self,
-        Product { x, weight, bias, activations }: Product<'_>,
-    ) -> Result<String, DeviceError> {
+    pub(super) fn product_in(&mut self, of: Product<'_>) -> Result<String, DeviceError> {
+        let Product { x, weight, bias, activations } = of;
         if let Some(format) = activations.converted_numbers() {
             return self.quantized(x, weight, bias, format);
         }
         if activations == ActivationFormat::F16Int4 {
             return self.int4_product(x, weight, bias);
         }
-        let halves = activations == ActivationFormat::F16;
-        let element = if halves { ElementType::F16 } else { ElementType::F32 };
-        self.linear(x, weight, bias, element)
-    }
-
-    /// `x * weight^T + bias`, with inputs, weights and results of a type of floats.
-    pub(super) fn linear(
-        &mut self,
-        x: &str,
-        weight: WeightRef,
-        bias: Option<WeightRef>,
-        element: ElementType,
-    ) -> Result<String, DeviceError> {
-        if !self.takes_whole() {
-            return self.matrix_product(x, weight, bias, element);
+        if self.takes_whole() {
+            return self.whole_product(of);
         }
-        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
-        let (n, k) = (decl.rows, decl.cols);
-        let bias = bias.map(|b| self.read(b)).transpose()?;
-        Ok(self.whole(x, &Matrix { n, k, values, bias, halves: element == ElementType::F16 }))
+        self.matrix_product(x, weight, bias, activations == ActivationFormat::F16)
     }
 
     /// A product of halves with a weight of numbers of 4 bits, one scale for each row.
@@ -201,26 +202,24 @@ impl Emitter<'_, OnnxModel> {
         weight: WeightRef,
         bias: Option<WeightRef>,
     ) -> Result<String, DeviceError> {
-        let element = ElementType::F16;
-        let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
-        let (n, k) = (decl.rows, decl.cols);
-        let bias = bias.map(|b| self.read(b)).transpose()?;
-        let rows = Int4Rows::of(&values, k);
-        drop(values);
+        let mut matrix = self.matrix_of(weight, bias, true)?;
+        let (n, k) = (matrix.n, matrix.k);
+        let rows = Int4Rows::of(&std::mem::take(&mut matrix.values), k);
         // OpenVINO misreads numbers of odd rows, takes the scales of a single row for a weight, and
         // weights of numbers as second operands only.
         let fits = n > 1 && k.is_multiple_of(2) && !self.exchanged;
         if self.takes_whole() || !fits || !self.options.provider.keeps_blocks() {
-            return Ok(self.whole(x, &Matrix { n, k, values: rows.values(k), bias, halves: true }));
+            matrix.values = rows.values(k);
+            return Ok(self.whole(x, &matrix));
         }
         let numbers = self.model.constant(ElementType::I4, &[n, k], rows.packed());
-        let scales = self.typed(element, &[n], &rows.scales);
+        let scales = self.model.typed(true, &[n], &rows.scales);
         let axis = [Attribute::Int("axis", 0)];
         let weight = self.model.node("DequantizeLinear", &[&numbers, &scales], &axis);
-        let bias = bias.map(|b| self.typed(element, &[n], &b));
-        let x = self.cast_to(x, element);
+        let bias = matrix.bias.map(|b| self.model.typed(true, &[n], &b));
+        let x = self.narrowed(x, true);
         let y = self.gemm(&x, &weight, bias.as_deref());
-        Ok(self.cast(&y, ElementType::F32))
+        Ok(self.widened(y, true))
     }
 
     /// `x * weight^T + bias` as it is, the rows of a large weight in parts.
@@ -229,33 +228,26 @@ impl Emitter<'_, OnnxModel> {
         x: &str,
         weight: WeightRef,
         bias: Option<WeightRef>,
-        element: ElementType,
+        halves: bool,
     ) -> Result<String, DeviceError> {
-        let x = self.cast_to(x, element);
+        let x = self.narrowed(x, halves);
         let bias = bias.map(|b| self.read(b)).transpose()?;
         let mut parts = Vec::new();
-        for (rows, weight) in self.matrices(weight, element)? {
-            let bias = bias.as_ref().map(|b| self.typed(element, &[rows.len()], &b[rows.clone()]));
+        for (rows, weight) in self.matrices(weight, halves)? {
+            let bias = bias.as_ref().map(|b| &b[rows.clone()]);
+            let bias = bias.map(|b| self.model.typed(halves, &[rows.len()], b));
             parts.push(self.gemm(&x, &weight, bias.as_deref()));
         }
         let y = match &parts[..] {
             [y] => y.clone(),
             _ => self.concat(&parts),
         };
-        Ok(if element == ElementType::F32 { y } else { self.cast(&y, ElementType::F32) })
+        Ok(self.widened(y, halves))
     }
 
     /// `x * weight` of a weight `[k, n]`; with operands exchanged `(weight * x^T)^T` of one `[n, k]`.
     pub(super) fn multiply(&mut self, x: &str, weight: &str) -> String {
         if self.exchanged { self.gemm(x, weight, None) } else { self.two(Verb::MatMul, x, weight) }
-    }
-
-    fn cast_to(&mut self, x: &str, element: ElementType) -> String {
-        if element == ElementType::F32 { x.to_string() } else { self.cast(x, element) }
-    }
-
-    pub(super) fn cast(&mut self, x: &str, to: ElementType) -> String {
-        self.model.node("Cast", &[x], &[Attribute::Int("to", to as i64)])
     }
 }
 

@@ -7,6 +7,14 @@ use super::verb::{Product, Verb};
 use super::{Emitter, GraphWriter, element, half_bytes};
 use crate::onnx::{Attribute, ElementType, OnnxModel};
 
+impl OnnxModel {
+    /// A node with integers as its second operand.
+    fn node_by(&mut self, operator: &str, x: &str, how: &[i64]) -> String {
+        let how = self.integers(how);
+        self.node(operator, &[x, &how], &[])
+    }
+}
+
 impl GraphWriter for OnnxModel {
     fn input(&mut self, name: &str, dtype: DType, dims: &[usize]) {
         self.declare(name, element(dtype).unwrap_or(ElementType::F32), dims);
@@ -26,37 +34,53 @@ impl GraphWriter for OnnxModel {
 
     fn verb(&mut self, verb: Verb<'_>, inputs: &[&str]) -> String {
         let x = inputs[0];
-        match verb {
+        let (operator, attribute) = match verb {
             Verb::Clamp { low, high } => {
                 let [low, high] = [low, high].map(|limit| self.floats(&[], &[limit]));
-                self.node("Clip", &[x, &low, &high], &[])
+                return self.node("Clip", &[x, &low, &high], &[]);
             }
             Verb::Rsqrt(epsilon) => {
                 let epsilon = self.floats(&[1], &[epsilon]);
                 let above = self.node("Add", &[x, &epsilon], &[]);
                 let root = self.node("Sqrt", &[&above], &[]);
-                self.node("Reciprocal", &[&root], &[])
+                return self.node("Reciprocal", &[&root], &[]);
             }
-            Verb::ReduceMax | Verb::ReduceMean | Verb::Reshape(_) => {
-                let how = self.integers(if let Verb::Reshape(dims) = verb { dims } else { &[-1] });
-                self.node(operator(verb), &[x, &how], &[])
-            }
+            Verb::ReduceMax => return self.node_by("ReduceMax", x, &[-1]),
+            Verb::ReduceMean => return self.node_by("ReduceMean", x, &[-1]),
+            Verb::Reshape(dims) => return self.node_by("Reshape", x, dims),
             Verb::Slice { axis, from, to, step } => {
                 let [axis, from, to, step] = [axis, from as i64, to as i64, step as i64]
                     .map(|number| self.integers(&[number]));
-                self.node("Slice", &[x, &from, &to, &axis, &step], &[])
+                return self.node("Slice", &[x, &from, &to, &axis, &step], &[]);
             }
-            Verb::Softmax => self.node("Softmax", &[x], &[Attribute::Int("axis", -1)]),
-            Verb::Concat(axis) => self.node("Concat", inputs, &[Attribute::Int("axis", axis)]),
-            Verb::Transpose(perm) => self.node("Transpose", &[x], &[Attribute::Ints("perm", perm)]),
-            Verb::GeluTanh => self.node("Gelu", &[x], &[Attribute::Text("approximate", "tanh")]),
-            Verb::Linear => self.node("Gemm", inputs, &[Attribute::Int("transB", 1)]),
             Verb::Cast(to) => {
                 let to = element(to).unwrap_or(ElementType::F32) as i64;
-                self.node("Cast", &[x], &[Attribute::Int("to", to)])
+                ("Cast", Some(Attribute::Int("to", to)))
             }
-            _ => self.node(operator(verb), inputs, &[]),
-        }
+            Verb::Softmax => ("Softmax", Some(Attribute::Int("axis", -1))),
+            Verb::Concat(axis) => ("Concat", Some(Attribute::Int("axis", axis))),
+            Verb::Transpose(perm) => ("Transpose", Some(Attribute::Ints("perm", perm))),
+            Verb::GeluTanh => ("Gelu", Some(Attribute::Text("approximate", "tanh"))),
+            Verb::Linear => ("Gemm", Some(Attribute::Int("transB", 1))),
+            Verb::Add => ("Add", None),
+            Verb::Sub => ("Sub", None),
+            Verb::Mul => ("Mul", None),
+            Verb::Div => ("Div", None),
+            Verb::Pow => ("Pow", None),
+            Verb::Maximum => ("Max", None),
+            Verb::MatMul => ("MatMul", None),
+            Verb::Abs => ("Abs", None),
+            Verb::Exp => ("Exp", None),
+            Verb::Gelu => ("Gelu", None),
+            Verb::Relu => ("Relu", None),
+            Verb::Sigmoid => ("Sigmoid", None),
+            Verb::Softplus => ("Softplus", None),
+            Verb::Sqrt => ("Sqrt", None),
+            Verb::Tanh => ("Tanh", None),
+            Verb::Gather => ("Gather", None),
+            Verb::Convolution => ("Conv", None),
+        };
+        self.node(operator, inputs, attribute.as_slice())
     }
 
     fn scope(&mut self, op: &str, about: &str) {
@@ -78,38 +102,5 @@ impl GraphWriter for OnnxModel {
         ids: &str,
     ) -> Result<String, DeviceError> {
         e.table_rows(table, ids)
-    }
-}
-
-/// The operator that a verb is, where it has the same operands.
-fn operator(verb: Verb<'_>) -> &'static str {
-    match verb {
-        Verb::Add => "Add",
-        Verb::Sub => "Sub",
-        Verb::Mul => "Mul",
-        Verb::Div => "Div",
-        Verb::Pow => "Pow",
-        Verb::Maximum => "Max",
-        Verb::MatMul => "MatMul",
-        Verb::Abs => "Abs",
-        Verb::Exp => "Exp",
-        Verb::Gelu | Verb::GeluTanh => "Gelu",
-        Verb::Relu => "Relu",
-        Verb::Sigmoid => "Sigmoid",
-        Verb::Softplus => "Softplus",
-        Verb::Sqrt | Verb::Rsqrt(_) => "Sqrt",
-        Verb::Tanh => "Tanh",
-        Verb::Clamp { .. } => "Clip",
-        Verb::ReduceMax => "ReduceMax",
-        Verb::ReduceMean => "ReduceMean",
-        Verb::Softmax => "Softmax",
-        Verb::Gather => "Gather",
-        Verb::Reshape(_) => "Reshape",
-        Verb::Transpose(_) => "Transpose",
-        Verb::Concat(_) => "Concat",
-        Verb::Slice { .. } => "Slice",
-        Verb::Cast(_) => "Cast",
-        Verb::Linear => "Gemm",
-        Verb::Convolution => "Conv",
     }
 }

@@ -3,7 +3,7 @@
 
 use troika_device::{DeviceError, calibrated};
 use troika_graph::{
-    ActivationFormat, CalibrationTensor, InputRange, IntFormat, Rounding, ScaleGranularity,
+    ActivationFormat, CalibrationTensor, DType, InputRange, IntFormat, Rounding, ScaleGranularity,
     ScaleOrigin, WeightRef,
 };
 
@@ -143,7 +143,7 @@ impl Emitter<'_, OnnxModel> {
         let numbers = self.model.constant(ElementType::I8, &dims, numbers);
         if self.exchanged && self.options.provider == Provider::Reference {
             // Its fused product takes one zero point for a left operand, where the rows have one each.
-            let numbers = self.cast(&numbers, ElementType::F32);
+            let numbers = self.one(Verb::Cast(DType::F32), &numbers);
             let scales = self.model.floats(&[n, 1], &scales);
             return self.two(Verb::Mul, &numbers, &scales);
         }
@@ -190,7 +190,7 @@ impl Emitter<'_, OnnxModel> {
         let numbers = self.model.node("Round", &[&numbers], &[]);
         let sums = self.multiply(&numbers, &w);
         let sums = self.two(Verb::Mul, &sums, &scale);
-        let large = self.matrix_product(&large, weight, None, ElementType::F32)?;
+        let large = self.matrix_product(&large, weight, None, false)?;
         Ok(self.two(Verb::Add, &sums, &large))
     }
 }
