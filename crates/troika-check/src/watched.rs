@@ -1,11 +1,11 @@
 //! A device that is watched, and may be told to refuse or to fail.
 
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use troika_device::{
     Buffer, Caps, Clock, CommandList, CompileRequest, CompileResults, Completion, Device,
-    DeviceError, DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights,
+    DeviceError, DeviceKind, Executable, OutOfMemory, Queue, WeightSource, Weights, lock,
 };
 use troika_graph::Subgraph;
 
@@ -142,7 +142,7 @@ impl Default for Hook {
 impl Hook {
     /// Replaces what is called.
     pub fn set(&self, hook: impl FnMut(Doing<'_>) -> Result<(), DeviceError> + Send + 'static) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(hook);
+        *lock(&self.0) = Box::new(hook);
     }
 
     /// Refuses nothing any more.
@@ -153,7 +153,7 @@ impl Hook {
 
 impl Watch for Hook {
     fn before(&self, doing: Doing<'_>) -> Result<(), DeviceError> {
-        (self.0.lock().unwrap_or_else(PoisonError::into_inner))(doing)
+        lock(&self.0)(doing)
     }
 }
 

@@ -2,10 +2,10 @@
 //! kept for the next start.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use troika_check::{Check, CheckedKernel, Kernel, Watch, Watched};
-use troika_device::{CompileRequest, CompileResults, Device, DeviceError};
+use troika_device::{CompileRequest, CompileResults, Device, DeviceError, lock};
 use troika_graph::Subgraph;
 
 use crate::kept_of_devices::{GpuSettings, KeptOfDevices};
@@ -81,7 +81,7 @@ impl CheckFirst {
         device: Option<&dyn Device>,
         kernels: &[Option<Kernel>],
     ) -> Vec<Option<String>> {
-        let (mut verdicts, mut uncompared) = (self.verdicts(), BTreeMap::new());
+        let (mut verdicts, mut uncompared) = (lock(&self.verdicts), BTreeMap::new());
         let all = kernels.iter().flatten().map(|kernel| (kernel.name(), *kernel));
         let mut unknown: BTreeMap<String, Kernel> = all.collect();
         unknown.retain(|name, _| !verdicts.contains_key(name));
@@ -106,10 +106,6 @@ impl CheckFirst {
             Some(format!("its kernel {name} is wrong on this adapter and driver: {why}"))
         };
         kernels.iter().map(fault).collect()
-    }
-
-    fn verdicts(&self) -> MutexGuard<'_, Verdicts> {
-        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, kernel: Option<&str>) {
@@ -240,7 +236,7 @@ mod tests {
         let (mut device, notes) = checked(dir.path());
         for (verdict, top_k) in [(None, 64), (Some("1e0 off"), 0)] {
             let kept = ("top_k".into(), verdict.map(String::from));
-            *device.watch.verdicts() = Verdicts::from([kept]);
+            *lock(&device.watch.verdicts) = Verdicts::from([kept]);
             device.caps.top_k = 64;
             check_top_k(&mut device);
             assert_eq!(device.caps().top_k, top_k);
@@ -249,7 +245,7 @@ mod tests {
             assert!(said.contains(verdict.unwrap_or_default()), "{said}");
         }
         // What this device does not pick cannot be compared.
-        device.watch.verdicts().clear();
+        lock(&device.watch.verdicts).clear();
         device.caps.top_k = 64;
         check_top_k(&mut device);
         assert_eq!(device.caps().top_k, 0);

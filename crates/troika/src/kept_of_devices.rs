@@ -1,7 +1,8 @@
 //! What is kept of devices for the next start.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use troika_device::lock;
 use troika_weights::CacheFolder;
 
 use crate::observer::OpenObserver;
@@ -28,12 +29,12 @@ pub struct Notes {
 impl Notes {
     /// Takes them.
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.said))
     }
 
     /// Says a sentence, once.
     pub(crate) fn add(&self, note: String) {
-        let mut all = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.said);
         if !all.contains(&note) {
             self.observer.iter().for_each(|observer| observer.notice(&note));
             all.push(note);

@@ -1,8 +1,8 @@
 //! Going on when a device is lost: on the CPU, which computes everything anew.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use troika_device::{Clock, DeviceError};
+use troika_device::{Clock, DeviceError, lock};
 use troika_engine::{CompileControl, Engine, EngineParts};
 use troika_model::spec::ModelSpec;
 use troika_plan::{Plan, PlanDevice, Strategy};
@@ -14,22 +14,7 @@ use crate::options::OpenOptions;
 use crate::planning::plan_request;
 
 /// The plan that an open model runs, which changes when a device is lost.
-#[derive(Clone)]
-pub(crate) struct CurrentPlan(Arc<Mutex<Arc<Plan>>>);
-
-impl CurrentPlan {
-    pub fn new(plan: Plan) -> CurrentPlan {
-        CurrentPlan(Arc::new(Mutex::new(Arc::new(plan))))
-    }
-
-    pub fn get(&self) -> Arc<Plan> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, plan: Plan) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
-    }
-}
+pub(crate) type CurrentPlan = Arc<Mutex<Arc<Plan>>>;
 
 /// What makes an engine on the CPU in place of one whose device is lost.
 pub(crate) struct CpuInstead {
@@ -59,7 +44,7 @@ impl CpuInstead {
     fn make(&self) -> Result<Engine, Error> {
         let cpu = DeviceOptions { devices: Vec::new(), ..self.options.devices.clone() };
         let devices = open_devices(&cpu)?;
-        let before = self.plan.get();
+        let before = lock(&self.plan).clone();
         let wanted = OpenOptions {
             strategy: Strategy::OneDevice,
             context: Some(before.context),
@@ -82,7 +67,7 @@ impl CpuInstead {
             sharing: self.options.sharing,
         };
         let engine = Engine::new(parts, &CompileControl::default())?;
-        self.plan.set(plan);
+        *lock(&self.plan) = Arc::new(plan);
         Ok(engine)
     }
 }

@@ -1,8 +1,8 @@
 //! What of a model's experts is in memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use troika_device::{Clock, ExpertForecast, size, size_needed};
+use troika_device::{Clock, ExpertForecast, lock, size, size_needed};
 use troika_model::spec::ModelSpec;
 use troika_plan::Prediction;
 use troika_trace::{Span, Tracer};
@@ -82,8 +82,7 @@ pub(crate) fn forecast(options: &OpenOptions) -> Option<Arc<ExpertForecast>> {
     Some(Arc::new(move |layer: usize, row: &[f32], expect: &mut dyn FnMut(usize, &[u16])| {
         let Some(next) = predictor.after(layer) else { return };
         let count = named.unwrap_or(next.top_k);
-        let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-        expect(next.layer, predictor.predict(next.layer, row, count, &mut memory));
+        expect(next.layer, predictor.predict(next.layer, row, count, &mut lock(&memory)));
     }))
 }
 

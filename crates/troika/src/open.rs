@@ -1,9 +1,9 @@
 //! Opening a model: files, spec, weights, plan, engine, tokenizer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use troika_device::{Clock, ExpertStats, RealClock};
+use troika_device::{Clock, ExpertStats, RealClock, lock};
 use troika_engine::{Engine, EngineError, EngineParts, LastingWeights, Sharing};
 use troika_model::chat::HelperCommand;
 use troika_model::spec::ModelSpec;
@@ -187,7 +187,8 @@ impl Model {
             trace_waits(&store, &options.tracer, &clock);
         }
         warnings.extend(non_finite(&store.non_finite()));
-        let (store, context, plan) = (Arc::new(store), plan.context, CurrentPlan::new(plan));
+        let (store, context) = (Arc::new(store), plan.context);
+        let plan: CurrentPlan = Arc::new(Mutex::new(Arc::new(plan)));
         engine.load_experts(&(store.clone() as LastingWeights), forecast(options).as_ref());
         if options.fallback && !modelled {
             let sharing = Sharing { kv_bytes, ..options.sharing };
@@ -288,7 +289,7 @@ impl Model {
 
     /// What runs where, as it was compiled.
     pub fn plan(&self) -> Arc<Plan> {
-        self.opened.plan.get()
+        lock(&self.opened.plan).clone()
     }
 
     /// What devices refused, before compiling and while.

@@ -161,7 +161,7 @@ fn cpu_time() -> Option<Duration> {
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn cycle_counter() -> Result<CycleCounter, String> {
     use perf_event::{Builder, events::Hardware};
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::Mutex;
     // By default the kernel's cycles do not count, which most systems show to the superuser only.
     let mut builder = Builder::new().kind(Hardware::CPU_CYCLES);
     builder.inherit(true);
@@ -173,8 +173,10 @@ fn cycle_counter() -> Result<CycleCounter, String> {
     counter.enable().map_err(why)?;
     let counter = Mutex::new(counter);
     Ok(Box::new(move || {
-        let mut counter = counter.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = counter.read_count_and_time().ok().filter(|read| read.time_running > 0)?;
+        let read = troika_device::lock(&counter)
+            .read_count_and_time()
+            .ok()
+            .filter(|read| read.time_running > 0)?;
         // Where a processor has too few counters, they take turns.
         Some(read.count as f64 * (read.time_enabled as f64 / read.time_running as f64))
     }))
