@@ -11,31 +11,20 @@ use troika_trace::{Span, Tracer};
 
 use crate::error::Error;
 
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// A stop token or stop text was generated.
-    Stop,
-    /// The requested number of tokens was generated.
-    Length,
-    /// The context is full.
-    Context,
-    /// The KV cache's budget has no room for more tokens of the sequence.
-    Budget,
-    /// The caller asked to stop.
-    Cancelled,
-}
-
-impl Finish {
-    /// Short name for reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
-            Finish::Context => "context",
-            Finish::Budget => "budget",
-            Finish::Cancelled => "cancelled",
-        }
+troika_model::named! {
+    /// Why a generation ended, with short names for reports.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Finish {
+        /// A stop token or stop text was generated.
+        Stop = "stop",
+        /// The requested number of tokens was generated.
+        Length = "length",
+        /// The context is full.
+        Context = "context",
+        /// The KV cache's budget has no room for more tokens of the sequence.
+        Budget = "budget",
+        /// The caller asked to stop.
+        Cancelled = "cancelled",
     }
 }
 

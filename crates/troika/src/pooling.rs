@@ -8,29 +8,17 @@ use troika_weights::FileSource;
 
 use crate::generation::read_json;
 
-/// Which states are an embedding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pooling {
-    /// The mean of all tokens' states.
-    #[default]
-    Mean,
-    /// The first token's.
-    Cls,
-    /// The last token's.
-    Last,
-}
-
-impl Pooling {
-    /// All of them.
-    pub const ALL: [Pooling; 3] = [Pooling::Mean, Pooling::Cls, Pooling::Last];
-
-    /// llama.cpp's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Pooling::Mean => "mean",
-            Pooling::Cls => "cls",
-            Pooling::Last => "last",
-        }
+troika_model::named! {
+    /// Which states are an embedding, with llama.cpp's names.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum Pooling {
+        /// The mean of all tokens' states.
+        #[default]
+        Mean = "mean",
+        /// The first token's.
+        Cls = "cls",
+        /// The last token's.
+        Last = "last",
     }
 }
 

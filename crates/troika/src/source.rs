@@ -71,21 +71,9 @@ impl fmt::Display for Source {
     }
 }
 
-impl From<&PathBuf> for Source {
-    fn from(path: &PathBuf) -> Source {
-        Source::Path(path.clone())
-    }
-}
-
-impl From<&Path> for Source {
-    fn from(path: &Path) -> Source {
-        Source::Path(path.to_path_buf())
-    }
-}
-
-impl From<&str> for Source {
-    fn from(path: &str) -> Source {
-        Source::Path(PathBuf::from(path))
+impl<P: AsRef<Path> + ?Sized> From<&P> for Source {
+    fn from(path: &P) -> Source {
+        Source::Path(path.as_ref().to_path_buf())
     }
 }
 

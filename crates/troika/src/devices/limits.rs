@@ -1,5 +1,6 @@
 //! What devices can do at most, as loops of their own reach it.
 
+pub use troika_cpu::peaks::measure_bandwidth;
 use troika_device::DeviceError;
 use troika_graph::{ActivationFormat, DType};
 
@@ -29,11 +30,6 @@ pub struct Limit {
     pub unit: &'static str,
     /// 10^9 operations per second, two per product.
     pub value: f64,
-}
-
-/// Measures the read bandwidth of this machine's memory in GB/s with some threads.
-pub fn measure_bandwidth(threads: usize) -> f64 {
-    troika_cpu::peaks::measure_bandwidth(threads)
 }
 
 /// Measures the limits of a GPU if the options name nothing else, otherwise the limits of this
