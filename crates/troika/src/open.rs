@@ -163,8 +163,7 @@ impl Model {
         real: RealClock,
     ) -> Result<Opened, Error> {
         if let Some(observer) = options.observer.clone() {
-            let tell = move |done, all| observer.quantized(done, all);
-            model.store.on_progress(Arc::new(tell));
+            model.store.on_progress(Arc::new(move |done, all| observer.quantized(done, all)));
         }
         let of_plan = |e: Error| e.of_plan(options.plan.file());
         let mut planned = model.plan(options).map_err(of_plan)?;

@@ -14,7 +14,7 @@ use troika_solve::{ProfiledGraph, SegmentPart};
 use troika_weights::WeightStore;
 
 use super::inputs::{bindings, forward, page_len};
-use super::rows_at::{RowsAt, VISITS, lost};
+use super::points::{RowsAt, VISITS};
 
 /// Layers run in turn until their weights exceed the caches, as in a model.
 const MOST_WEIGHTS: usize = 256 << 20;
@@ -284,6 +284,11 @@ impl<'a> DeviceProfiler<'a> {
             self.bench.run(CommandList { tasks: runs, timed: true, ..CommandList::default() })?;
         Ok(times.iter().map(nanoseconds).collect())
     }
+}
+
+/// An error for a device that fails.
+pub(super) fn lost(device: &str, why: &str) -> DeviceError {
+    DeviceError::System { device: device.into(), why: why.into() }
 }
 
 /// The duration of a task, as measured or modelled.

@@ -9,7 +9,7 @@ use troika_device::{
 use troika_graph::{DType, Op, StateKind, Subgraph, ValueId};
 use troika_model::lower::Lowered;
 
-use super::rows_at::RowsAt;
+use super::points::RowsAt;
 
 /// Positions per page of the model's caches on a device.
 pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {

@@ -5,7 +5,6 @@ mod bench;
 mod inputs;
 mod pairs;
 mod points;
-mod rows_at;
 mod soc_file;
 
 use std::path::{Path, PathBuf};
@@ -23,8 +22,7 @@ use troika_solve::{
 };
 
 use bench::DeviceProfiler;
-use points::{Point, PointsOf};
-use rows_at::{RowsAt, VISITS};
+use points::{Point, PointsOf, RowsAt, VISITS};
 use soc_file::soc_file;
 
 use crate::error::LabError;

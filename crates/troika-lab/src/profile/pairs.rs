@@ -13,8 +13,8 @@ use troika_solve::{
 };
 use troika_weights::WeightStore;
 
-use super::bench::{DeviceProfiler, LoadedGraph, nanoseconds};
-use super::rows_at::{RowsAt, lost};
+use super::bench::{DeviceProfiler, LoadedGraph, lost, nanoseconds};
+use super::points::RowsAt;
 
 /// Numbers of rows at which devices run side by side.
 const SIDE_BY_SIDE: [usize; 3] = [1, 16, 128];

@@ -229,7 +229,7 @@ impl Simulation {
         };
         let bound = BoundModel { spec: shape.spec.clone(), store, devices: devices.clone() };
         let model = Model::open_bound(&shape.name, bound, &opening)?;
-        let online = options.plan.is_none() && strategy.prepares_online();
+        let online = options.plan.is_none() && *strategy == SocStrategy::OnlinePrepare;
         let prepared = online.then(|| [before, board.usage()]);
         // Frames are drawn while a queue is open: open one if the plan does not use the GPU.
         let used = model.engine()?.plan().devices.clone();
@@ -318,11 +318,11 @@ impl Simulation {
         let memory = engine.memory();
         let engine_bytes = memory.kv_cache + memory.activations + memory.scratch;
         let between = |a: &Usage, b: &Usage| b.now_ns - a.now_ns;
-        let (mut prefill_j, mut prepare_ns) = (self.board.soc().energy_j(&start, &first), 0);
         let soc = self.board.soc();
+        let (mut prefill_j, mut prepare_ns) = (soc.energy_j(&start, &first), 0);
         let mut cpu_time = [soc.cpu_time(&start, &first), soc.cpu_time(&first, &end)];
         if let Some([before, after]) = &self.prepared {
-            let prepare_j = self.board.soc().energy_j(before, after);
+            let prepare_j = soc.energy_j(before, after);
             prefill_j = prefill_j.zip(prepare_j).map(|(run, prepare)| run + prepare);
             prepare_ns = between(before, after);
             cpu_time[0] += soc.cpu_time(before, after);
@@ -335,7 +335,7 @@ impl Simulation {
             generated: self.generate,
             prefill_j,
             prefill_parts: soc.energy_parts(&start, &first),
-            decode_j: self.board.soc().energy_j(&first, &end),
+            decode_j: soc.energy_j(&first, &end),
             cpu_time,
             peak_bytes: weight_bytes(engine.lowered()) + engine_bytes,
             frame_rates: [(&start, &first), (&first, &end)].map(|(a, b)| {
@@ -410,7 +410,7 @@ fn solved(
 fn hand_made(r: &placed::Request<'_>, devices: &[PlanDevice]) -> Vec<(String, Plan)> {
     let usable = |plan: &Plan| plan.devices.iter().all(|d| devices.iter().any(|o| o.name == *d));
     let others = SocStrategy::all().into_iter();
-    let others = others.filter(|s| *s != SocStrategy::Solved && !s.prepares_online());
+    let others = others.filter(|s| !matches!(s, SocStrategy::Solved | SocStrategy::OnlinePrepare));
     let plan = |strategy| Some((strategy, placed::plan(&placed::Request { strategy, ..*r }).ok()?));
     let plans = others.filter_map(plan).filter(|(_, plan)| usable(plan));
     plans.map(|(strategy, plan)| (strategy.name().to_string(), plan)).collect()

@@ -88,11 +88,6 @@ impl SocStrategy {
         })
     }
 
-    /// Whether code is compiled when the prompt is known.
-    pub(super) fn prepares_online(self) -> bool {
-        self == SocStrategy::OnlinePrepare
-    }
-
     /// The processor that it needs.
     pub(super) fn processor(
         self,
