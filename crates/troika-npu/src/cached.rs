@@ -214,9 +214,9 @@ impl Cache {
         run: &Run,
         seq: &SeqRows,
         positions: &Range<usize>,
-        into: Gathered<'_>,
+        port: &Port,
+        to: &mut [u8],
     ) -> Result<(), RunError> {
-        let Gathered { port, to } = into;
         let row = port.row_bytes();
         let head = |cols: usize| port.dtype.row_size(cols / self.heads).max(1);
         let mut floats = Vec::new();
@@ -242,12 +242,6 @@ impl Cache {
             Ok(())
         })
     }
-}
-
-/// The memory of an input.
-struct Gathered<'a> {
-    port: &'a Port,
-    to: &'a mut [u8],
 }
 
 impl Append {
@@ -339,7 +333,7 @@ impl Attend {
                     let to: &mut [u8] = bytemuck::cast_slice_mut(memory);
                     let behind = seen.len()..before.max(seen.len());
                     to[behind.start * port.row_bytes()..behind.end * port.row_bytes()].fill(0);
-                    cache.gather(run, seq, &seen, Gathered { port, to })?;
+                    cache.gather(run, seq, &seen, port, to)?;
                 }
                 let cols = ports.last().map_or(1, |mask| mask.cols);
                 self.mask(seq, first, cols, bytemuck::cast_slice_mut(mask));

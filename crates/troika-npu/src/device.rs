@@ -25,7 +25,7 @@ use crate::provider::{Hardware, NpuSpec, Provider};
 use crate::queue::{self, QUEUE_DEPTH};
 use crate::rewrites::Rewrites;
 use crate::runtime::{Chosen, MadeFrom, Runtime, RuntimePlaces};
-use crate::session::{AnySession, CompiledModel, OpenSession, SharedSession};
+use crate::session::{CompiledModel, SharedSession};
 
 /// The numbers of rows to compile for: padding up to the next is cheaper than one row past it.
 pub(crate) const ROW_BUCKETS: [usize; 7] = [1, 16, 32, 64, 128, 256, 512];
@@ -155,10 +155,8 @@ impl NpuDevice {
         // The reference maps the same pages.
         model.release();
         let session = self.runtime.compile_unfused(self.threads, &emitted.files.path())?;
-        let (record, files) = (SessionRecord::default(), emitted.files.clone());
-        let session = AnySession::Onnx(Box::new(session), files);
-        let session = Arc::new(Mutex::new(OpenSession { session, record }));
-        let snr = snr_db(&results, &CompiledModel::new(session, emitted).probed()?);
+        let reference = CompiledModel::onnx(session, SessionRecord::default(), emitted);
+        let snr = snr_db(&results, &reference.probed()?);
         // What this compiler has for floats are halves, also where squares are summed.
         let halves = self.chosen.provider == Provider::Qnn;
         let least = if halves { LEAST_OF_HALVES_DB } else { LEAST_SNR_DB };
@@ -206,9 +204,8 @@ impl NpuDevice {
             }
             GraphCode::Cached(CachedModel::new(graph, rows, of, models))
         };
-        let code = Arc::new(code);
-        let code = Code { device: self.name.clone(), graph: graph.clone(), made: code };
-        Ok(Arc::new(Executable::new(code, 0)))
+        let (device, graph) = (self.name.clone(), graph.clone());
+        Ok(Arc::new(Executable::new(Code { device, graph, made: Arc::new(code) }, 0)))
     }
 
     /// The compiled model of a graph, with the graph's inputs that it takes.
@@ -316,10 +313,7 @@ impl NpuDevice {
         let session = self.runtime.compile(self.chosen, self.threads, model, file.as_ref())?;
         let opened = recorder.span(Lane::Host, what, name, start);
         let record = SessionRecord::new(recorder, name, file, opened);
-        let files = emitted.files.clone();
-        let session = AnySession::Onnx(Box::new(session), files);
-        let session = Arc::new(Mutex::new(OpenSession { session, record }));
-        Ok(CompiledModel::new(session, emitted))
+        Ok(CompiledModel::onnx(session, record, emitted))
     }
 
     /// The compiled form of a model, by a helper.

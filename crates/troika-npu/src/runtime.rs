@@ -35,6 +35,17 @@ impl RuntimePlaces {
         let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
         RuntimePlaces { library: path("ORT_DYLIB_PATH"), environments }
     }
+
+    /// The library's file.
+    fn find(&self) -> Option<PathBuf> {
+        if self.library.is_some() {
+            return self.library.clone();
+        }
+        let packages = self.environments.iter().flat_map(|e| site_packages(e));
+        let folders = packages.map(|folder| folder.join("onnxruntime/capi"));
+        let folders = folders.chain(FOLDERS.iter().map(PathBuf::from));
+        folders.filter_map(|folder| library_in(&folder, "onnxruntime")).next()
+    }
 }
 
 /// Folders of the system.
@@ -66,19 +77,6 @@ pub(crate) struct Runtime {
 }
 
 static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
-
-impl RuntimePlaces {
-    /// The library's file.
-    fn find(&self) -> Option<PathBuf> {
-        if self.library.is_some() {
-            return self.library.clone();
-        }
-        let packages = self.environments.iter().flat_map(|e| site_packages(e));
-        let folders = packages.map(|folder| folder.join("onnxruntime/capi"));
-        let folders = folders.chain(FOLDERS.iter().map(PathBuf::from));
-        folders.filter_map(|folder| library_in(&folder, "onnxruntime")).next()
-    }
-}
 
 /// The folders of a Python environment that have its packages.
 fn site_packages(environment: &Path) -> Vec<PathBuf> {
@@ -448,7 +446,6 @@ pub fn runtime_library(places: &RuntimePlaces) -> Result<PathBuf, NpuError> {
 
 /// What each vendor's provider finds on this machine, or the step that failed.
 pub fn survey(places: &RuntimePlaces) -> Vec<(Provider, Result<Vec<Hardware>, NpuError>)> {
-    let vendors = vendors();
     let found = |provider| {
         if provider == Provider::CoreMl {
             let there = cfg!(target_vendor = "apple").then_some(Hardware::Npu);
@@ -457,7 +454,7 @@ pub fn survey(places: &RuntimePlaces) -> Vec<(Provider, Result<Vec<Hardware>, Np
         let all = Runtime::load(places)?.hardware(provider)?;
         Ok(all.iter().map(|chosen| chosen.hardware).collect())
     };
-    vendors.map(|provider| (provider, found(provider))).collect()
+    vendors().map(|provider| (provider, found(provider))).collect()
 }
 
 /// A provider with the hardware that it runs on.

@@ -105,6 +105,12 @@ impl CompiledModel {
         CompiledModel { inputs, outputs, of, rotations, bound, rows, each, staged, session }
     }
 
+    /// A model in a session of ONNX Runtime of its own.
+    pub fn onnx(session: Session, record: SessionRecord, model: &Emitted) -> CompiledModel {
+        let session = AnySession::Onnx(Box::new(session), model.files.clone());
+        CompiledModel::new(Arc::new(Mutex::new(OpenSession { session, record })), model)
+    }
+
     /// Gives back what its compiler has left: the pages of files that it has mapped, and free memory.
     pub fn release(&self) {
         let open = lock(&self.session);
