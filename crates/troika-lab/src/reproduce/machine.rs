@@ -8,6 +8,7 @@ use troika::graph::DType;
 use troika::plan::Strategy;
 use troika::weights::FloatType;
 use troika::{DeviceOptions, DeviceSpec, Model, OpenOptions, Source};
+use troika_check::relative_error;
 
 use super::lab::Lab;
 use super::outcome::Outcome;
@@ -55,7 +56,7 @@ pub fn partitions(_: &mut Lab) -> Result<Outcome, LabError> {
     let (mut said, mut pass) = (Vec::new(), true);
     for name in ways {
         let split = logits(Strategy::parse(name).map_err(LabError::Impossible)?)?;
-        let off = difference(&one, &split);
+        let off = relative_error(&split, &one);
         pass &= off <= 1e-5;
         said.push(format!("{name}: {off:.1e}"));
     }
@@ -83,13 +84,4 @@ pub fn built_in_logits(tokens: usize, options: OpenOptions) -> Result<Vec<f32>, 
     let mut all = Vec::new();
     model.session()?.feed(&tokens, WantedLogits::All, &mut |_, row| all.extend_from_slice(row))?;
     Ok(all)
-}
-
-/// The largest difference of logits, relative to the largest of the expected ones; infinite where
-/// they are not as many.
-pub fn difference(expected: &[f32], found: &[f32]) -> f32 {
-    let top = expected.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
-    let pairs = expected.iter().zip(found);
-    let off = pairs.fold(0.0_f32, |m, (a, b)| m.max((a - b).abs()));
-    if expected.len() == found.len() { off / top } else { f32::INFINITY }
 }

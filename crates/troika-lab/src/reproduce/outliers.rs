@@ -6,9 +6,10 @@ use troika::graph::partition::cut_at;
 use troika::graph::{Op, Subgraph};
 use troika::model::lower::{LowerOptions, lower};
 use troika::weights::Quant;
+use troika_check::relative_error;
 
 use super::lab::Lab;
-use super::machine::{built_in_logits, difference};
+use super::machine::built_in_logits;
 use super::outcome::{Item, Outcome};
 use super::presets;
 use crate::{LabError, Shape};
@@ -73,7 +74,7 @@ pub fn chunked(_: &mut Lab) -> Result<Outcome, LabError> {
             let chunk = Some(chunk);
             built_in_logits(tokens, OpenOptions { chunk, ..OpenOptions::default() })
         };
-        let off = difference(&logits(512)?, &logits(SHORT)?);
+        let off = relative_error(&logits(SHORT)?, &logits(512)?);
         pass &= off <= 1e-4;
         worst = worst.max(off);
     }
