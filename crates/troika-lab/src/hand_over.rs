@@ -56,22 +56,19 @@ pub fn measure_hand_overs(
     count: usize,
     each: Duration,
 ) -> Result<HandOvers, DeviceError> {
-    let spec = |name: &str, core: usize| DeviceSpec {
+    let cores = usable_cores();
+    let [first, second, ..] = cores[..] else {
+        let why = "two cores are needed to measure hand-overs, and this machine has fewer or does \
+                   not say which";
+        return Err(DeviceError::System { device: "cpu".into(), why: why.into() });
+    };
+    let specs = [("other", first), ("own", second)].map(|(name, core)| DeviceSpec {
         name: Some(name.into()),
         cores: Some(vec![core]),
         ..DeviceSpec::default()
-    };
-    let cores = usable_cores();
-    let (first, second) = match cores[..] {
-        [first, second, ..] => (first, second),
-        _ => {
-            let why = "two cores are needed to measure hand-overs, and this machine has fewer or \
-                       does not say which";
-            return Err(DeviceError::System { device: "cpu".into(), why: why.into() });
-        }
-    };
-    let specs = vec![spec("other", first), spec("own", second)];
-    let devices = open_devices(&DeviceOptions { devices: specs, ..DeviceOptions::default() })?;
+    });
+    let devices = DeviceOptions { devices: specs.to_vec(), ..DeviceOptions::default() };
+    let devices = open_devices(&devices)?;
     let mut pair = QueuePair::open(&devices)?;
     let (other, own) = (sleeps(each)?, runs(&*devices[1])?);
     // The first ones teach how long to wait, and wake sleeping threads.

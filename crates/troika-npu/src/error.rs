@@ -86,15 +86,12 @@ pub enum NpuError {
     NoNpu(String),
 }
 
-/// What installs the runtime.
-const RUNTIME: &str = "pip install onnxruntime==1.31.1";
-
 impl NpuError {
     /// The command that mends it, where one does.
     pub fn remedy(&self) -> Option<String> {
         match self {
             NpuError::NoRuntime | NpuError::BadRuntime { .. } | NpuError::OldRuntime { .. } => {
-                Some(RUNTIME.to_string())
+                Some("pip install onnxruntime==1.31.1".into())
             }
             NpuError::NoPlugin { package, .. } | NpuError::BadPlugin { package, .. } => {
                 Some(format!("pip install {package}"))

@@ -167,25 +167,19 @@ impl Runtime {
             _ => {}
         }
         let of_provider = self.environment.devices().filter(|d| d.ep().ok() == Some(provider.ep()));
-        let mut all: Vec<Chosen> = Vec::new();
-        for device in of_provider {
+        let plugins = of_provider.filter_map(|device| {
             let hardware = match (provider, device.hardware_device().ty()) {
                 (Provider::Qnn, DeviceType::NPU) => Hardware::Htp,
                 (Provider::Qnn, DeviceType::CPU) => Hardware::Emulator,
                 (_, DeviceType::NPU) => Hardware::Npu,
                 (_, DeviceType::CPU) => Hardware::Cpu,
-                _ => continue,
+                _ => return None,
             };
-            all.push(Chosen { provider, hardware, is_plugin: true });
-        }
-        if has_own {
-            let hardware = match provider {
-                Provider::OpenVino => Hardware::Cpu,
-                _ => Hardware::Npu,
-            };
-            all.push(Chosen { provider, hardware, is_plugin: false });
-        }
-        Ok(all)
+            Some(Chosen { provider, hardware, is_plugin: true })
+        });
+        let hardware = if provider == Provider::OpenVino { Hardware::Cpu } else { Hardware::Npu };
+        let own = has_own.then_some(Chosen { provider, hardware, is_plugin: false });
+        Ok(plugins.chain(own).collect())
     }
 
     /// The provider and hardware that a user's notation means. Where it names no hardware, a real

@@ -81,14 +81,11 @@ impl Driver {
         EngineGuard { engine: Some(engine), driver: self }
     }
 
-    /// Whether this thread holds the engine and is called back in the middle of a step.
-    pub fn is_held_here(&self) -> bool {
-        *lock(&self.holder) == Some(current().id())
-    }
-
-    /// Checks that this thread can wait for the engine.
+    /// Checks that this thread can wait for the engine: it does not hold it, called back in the middle
+    /// of a step.
     pub fn check_free(&self) -> Result<(), Error> {
-        if self.is_held_here() { Err(Error::EngineHeld) } else { Ok(()) }
+        let is_held_here = *lock(&self.holder) == Some(current().id());
+        if is_held_here { Err(Error::EngineHeld) } else { Ok(()) }
     }
 
     pub fn add(&self, seq: SeqId, state: &Shared) {

@@ -88,41 +88,24 @@ impl EnergyMeter {
 
     /// A meter of the power from now on.
     pub fn power(&self) -> PowerMeter {
-        PowerMeter { samples: Samples::new(self.sources.clone()) }
+        PowerMeter::new(self.sources.clone())
     }
 
     /// Starts measuring. It samples at intervals, since counters wrap and power changes. `None` if
     /// no thread can be started.
     pub fn start(&self, every: Duration) -> Option<Metering> {
         let (stop, stopped) = sync_channel(1);
-        let mut samples = Samples::new(self.sources.clone());
+        let mut meter = self.power();
         let look = move || {
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                samples.look();
+                meter.look();
             }
-            samples.look();
-            samples.joules
+            meter.look();
+            meter.joules
         };
         let name = "troika-energy".to_string();
         let thread = std::thread::Builder::new().name(name).spawn(look).ok()?;
         Some(Metering { stop, thread })
-    }
-}
-
-/// Reads the power between two looks.
-#[derive(Debug)]
-pub struct PowerMeter {
-    samples: Samples,
-}
-
-impl PowerMeter {
-    /// Watts in the mean since the last call, or since the meter was made; `None` if a source cannot
-    /// be read any more. Counters that wrap twice between two calls mislead it.
-    pub fn watts(&mut self) -> Option<f64> {
-        let seconds = self.samples.at.elapsed().as_secs_f64();
-        let before = self.samples.joules?;
-        self.samples.look();
-        (seconds > 0.0).then_some((self.samples.joules? - before) / seconds)
     }
 }
 
@@ -183,19 +166,29 @@ fn watts(dir: &Path) -> Result<f64, Option<String>> {
     watts.ok_or_else(|| Some(format!("battery {} does not tell its power", name_of(dir))))
 }
 
-/// The sums so far.
+/// Reads the power between two looks.
 #[derive(Debug)]
-struct Samples {
+pub struct PowerMeter {
     sources: Vec<EnergySource>,
     last: Vec<Option<f64>>,
     at: Instant,
+    /// The sum so far.
     joules: Option<f64>,
 }
 
-impl Samples {
-    fn new(sources: Vec<EnergySource>) -> Samples {
+impl PowerMeter {
+    fn new(sources: Vec<EnergySource>) -> PowerMeter {
         let last = sources.iter().map(read).collect();
-        Samples { sources, last, at: Instant::now(), joules: Some(0.0) }
+        PowerMeter { sources, last, at: Instant::now(), joules: Some(0.0) }
+    }
+
+    /// Watts in the mean since the last call, or since the meter was made; `None` if a source cannot
+    /// be read any more. Counters that wrap twice between two calls mislead it.
+    pub fn watts(&mut self) -> Option<f64> {
+        let seconds = self.at.elapsed().as_secs_f64();
+        let before = self.joules?;
+        self.look();
+        (seconds > 0.0).then_some((self.joules? - before) / seconds)
     }
 
     /// Adds the energy used since the last sample.

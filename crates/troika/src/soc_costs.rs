@@ -32,10 +32,6 @@ impl<'a> SocCosts<'a> {
         let prices = processors.iter().map(|p| Prices::new(soc, p)).collect();
         SocCosts { soc, processors, prices }
     }
-
-    fn processor(&self, device: usize) -> &Processor {
-        self.processors[device]
-    }
 }
 
 impl CostModel for SocCosts<'_> {
@@ -61,7 +57,7 @@ impl CostModel for SocCosts<'_> {
     }
 
     fn queue(&self, device: usize, _: &[usize], sync: SyncMode) -> QueueCosts {
-        let of = self.processor(device);
+        let of = self.processors[device];
         let blocks = sync == SyncMode::Blocking;
         QueueCosts {
             lane: LaneCosts { submit_ns: of.submit_ns, waits_each_run: of.waits_each_run },
@@ -90,7 +86,7 @@ impl CostModel for SocCosts<'_> {
     }
 
     fn compile_ns(&self, device: usize, graph: &Subgraph, room: usize) -> f64 {
-        let fixed = self.processor(device).static_shapes;
+        let fixed = self.processors[device].static_shapes;
         let ns = match fixed {
             true => self.prices[device].compile_ns(&bind_static(graph, room)),
             false => self.prices[device].compile_ns(graph),
@@ -99,7 +95,7 @@ impl CostModel for SocCosts<'_> {
     }
 
     fn run_j(&self, run: &PricedRun<'_>) -> Option<f64> {
-        let (price, power) = (self.run(run), self.processor(run.device).power?);
+        let (price, power) = (self.run(run), self.processors[run.device].power?);
         let memory = Some(self.soc.memory_power).filter(|m| m.known)?;
         let watts = if price.streams { power.stream_w } else { power.busy_w } - power.idle_w;
         let bytes = price.bytes as f64 * memory.pj_per_byte * 1e-12;

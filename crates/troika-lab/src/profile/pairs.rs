@@ -58,13 +58,8 @@ pub(super) fn measure(
             let mut ba = PairSample { from: b, to: a, ..ab.clone() };
             // As in a model: a wait of a few microseconds would be over before anybody sleeps.
             if let (Some(x), Some(y)) = (&large_of[a], &large_of[b]) {
-                for waiting in [Waiting::Poll, Waiting::Block] {
-                    let (there, back) = round_trips(profilers, x, y, waiting)?;
-                    match waiting {
-                        Waiting::Poll => (ab.predicted_ns, ba.predicted_ns) = (there, back),
-                        Waiting::Block => (ab.blocking_ns, ba.blocking_ns) = (there, back),
-                    }
-                }
+                (ab.predicted_ns, ba.predicted_ns) = round_trips(profilers, x, y, Waiting::Poll)?;
+                (ab.blocking_ns, ba.blocking_ns) = round_trips(profilers, x, y, Waiting::Block)?;
                 for rows in SIDE_BY_SIDE.into_iter().filter(|n| *n <= x.most && *n <= y.most) {
                     let (on_a, on_b) = side_by_side(profilers, x, y, rows)?;
                     ab.slowdowns.push(Slowdown { rows, factor: on_b });

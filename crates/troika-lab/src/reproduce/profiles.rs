@@ -31,6 +31,7 @@ pub fn units_are_kept(_: &mut Lab) -> Result<Outcome, LabError> {
     let spans = tracer.spans();
     let measured: Vec<Event<'_>> = spans.iter().filter_map(event_of).collect();
     let expected: Vec<Event<'_>> = recording.lines().skip(1).filter_map(event).collect();
+    let count = |all: &[Event<'_>], event: &Event<'_>| all.iter().filter(|e| *e == event).count();
     let missing =
         expected.iter().filter(|event| count(&expected, event) != count(&measured, event));
     let missing = missing.count() + measured.len().abs_diff(expected.len());
@@ -73,10 +74,6 @@ fn event_of(span: &Span) -> Option<Event<'_>> {
         (Some(Arg::Int(value)), Some(Arg::Text(unit))) => Some((&span.name, *value, unit.clone())),
         _ => None,
     }
-}
-
-fn count(all: &[Event<'_>], event: &Event<'_>) -> usize {
-    all.iter().filter(|e| *e == event).count()
 }
 
 /// Spans that end before they begin, and runs on the device that lie outside of the host's.

@@ -23,7 +23,7 @@ pub(super) fn read(mut from: impl BufRead, most: usize) -> io::Result<Recorded> 
         let row = text.strip_suffix('\n').and_then(|text| row(text.trim_end()));
         let is_header = text.starts_with(HEADER);
         line.clear();
-        let Some(Row { message, event }) = row else {
+        let Some((message, event)) = row else {
             recorded.odd += usize::from(!is_header);
             continue;
         };
@@ -53,13 +53,8 @@ pub(super) fn read(mut from: impl BufRead, most: usize) -> io::Result<Recorded> 
     Ok(recorded)
 }
 
-struct Row {
-    message: String,
-    event: Event,
-}
-
-/// A line: time stamp, message, value, unit, source, level, name.
-fn row(text: &str) -> Option<Row> {
+/// The message and the event of a line: time stamp, message, value, unit, source, level, name.
+fn row(text: &str) -> Option<(String, Event)> {
     let mut fields = text.splitn(7, ',');
     let mut next = || fields.next();
     let (at_us, message, value, unit) = (next()?, next()?, next()?, next()?);
@@ -78,7 +73,7 @@ fn row(text: &str) -> Option<Row> {
         "PART" => Role::Beside,
         _ => Role::Part,
     };
-    Some(Row { message: message.into(), event })
+    Some((message.into(), event))
 }
 
 #[cfg(test)]

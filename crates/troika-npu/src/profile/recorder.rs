@@ -191,12 +191,8 @@ impl Recorder {
             let why = format!("{} lines of its profile are odd and left out", recorded.odd);
             self.note(graph, &why);
         }
-        let wholes = |events: &[Events]| -> Vec<u64> {
-            events
-                .iter()
-                .map(|e| e.all.get(e.whole).map_or(1, |whole| whole.value.max(1)))
-                .collect()
-        };
+        let whole = |e: &Events| e.all.get(e.whole).map_or(1, |whole| whole.value.max(1));
+        let wholes = |events: &[Events]| events.iter().map(whole).collect::<Vec<u64>>();
         let Recorded { opening, runs: executed, all_runs, .. } = &recorded;
         for (events, at) in opening.iter().zip(lay(opened, &wholes(opening), 0)) {
             self.add(graph, file.level, events, at);
