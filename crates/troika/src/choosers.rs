@@ -9,16 +9,10 @@ use troika_engine::{EngineHandle, SeqId};
 use crate::generate::{Given, choose};
 use crate::session_state::{Shared, Steps, lock};
 
-/// A session that waits for its next token.
-#[derive(Debug)]
-struct Waiting {
-    seq: SeqId,
-    state: Shared,
-}
-
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<Waiting>,
+    /// Sessions that wait for their next tokens.
+    waiting: VecDeque<(SeqId, Shared)>,
     /// Threads that have nothing to do.
     idle: usize,
     ended: bool,
@@ -48,7 +42,7 @@ impl Choosers {
     /// Chooses a session's next token on one of the threads, and tells the engine.
     pub fn choose(&self, seq: SeqId, state: Shared) {
         let mut queue = lock(&self.0.queue);
-        queue.waiting.push_back(Waiting { seq, state });
+        queue.waiting.push_back((seq, state));
         if queue.waiting.len() <= queue.idle {
             return self.0.asked.notify_one();
         }
@@ -87,7 +81,7 @@ impl Common {
     /// Chooses for the session that has waited longest; whether there was one.
     fn choose_first(&self) -> bool {
         let next = lock(&self.queue).waiting.pop_front();
-        let Some(Waiting { seq, state }) = next else { return false };
+        let Some((seq, state)) = next else { return false };
         self.choose(seq, &state);
         self.steps.tell();
         true

@@ -88,7 +88,8 @@ impl EnergyMeter {
 
     /// A meter of the power from now on.
     pub fn power(&self) -> PowerMeter {
-        PowerMeter::new(self.sources.clone())
+        let (sources, last) = (self.sources.clone(), self.sources.iter().map(read).collect());
+        PowerMeter { sources, last, at: Instant::now(), joules: Some(0.0) }
     }
 
     /// Starts measuring. It samples at intervals, since counters wrap and power changes. `None` if
@@ -177,11 +178,6 @@ pub struct PowerMeter {
 }
 
 impl PowerMeter {
-    fn new(sources: Vec<EnergySource>) -> PowerMeter {
-        let last = sources.iter().map(read).collect();
-        PowerMeter { sources, last, at: Instant::now(), joules: Some(0.0) }
-    }
-
     /// Watts in the mean since the last call, or since the meter was made; `None` if a source cannot
     /// be read any more. Counters that wrap twice between two calls mislead it.
     pub fn watts(&mut self) -> Option<f64> {

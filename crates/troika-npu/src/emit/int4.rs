@@ -6,12 +6,9 @@ use troika_graph::DType;
 use troika_graph::blocks::dequantize;
 use troika_graph::quantize::row_int4;
 
-/// A type of 4-bit blocks that have one scale each.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Int4 {
-    dtype: DType,
-    /// Elements of a block.
-    pub len: usize,
+/// Whether a type has 4-bit blocks with one scale each.
+pub(super) fn has_int4_blocks(dtype: DType) -> bool {
+    dtype == DType::Q4_0 || dtype.has_zero_points()
 }
 
 /// Signed 4-bit numbers, two in a byte, with what they count.
@@ -22,66 +19,40 @@ pub(super) struct PackedInt4 {
     pub zeros: Option<Vec<u8>>,
 }
 
-impl Int4 {
-    /// The blocks of a type, if it is one of them.
-    pub fn of(dtype: DType) -> Option<Int4> {
-        let fits = dtype == DType::Q4_0 || dtype.has_zero_points();
-        fits.then(|| Int4 { dtype, len: dtype.block_len() })
-    }
-
-    /// Packs the blocks of `n` rows of `k` columns. It is exact but for zero points of 16.
-    pub fn pack(self, bytes: &[u8], n: usize, k: usize) -> PackedInt4 {
-        let count = k / self.len;
-        let mut numbers = vec![0_i8; n * k];
-        let (mut scales, mut zeros) = (vec![0.0; count * n], vec![0_i8; count * n]);
-        let mut values = vec![0.0; self.len];
-        let row = count * self.dtype.block_bytes();
-        for (i, row) in bytes.chunks_exact(row).take(n).enumerate() {
-            for (b, block) in row.chunks_exact(self.dtype.block_bytes()).enumerate() {
-                dequantize(self.dtype, block, &mut values);
-                let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
-                // Both types count from 0 to 15; scales are made positive, as compilers want them.
-                let zero = if self.dtype == DType::Q4_0 { 8.0 } else { f32::from(block[2]) };
-                let zero = if scale < 0.0 { 15.0 - zero } else { zero } - 8.0;
-                let scale = if scale == 0.0 { 1.0 } else { scale.abs() };
-                scales[b * n + i] = scale;
-                zeros[b * n + i] = zero.clamp(-8.0, 7.0) as i8;
-                for (j, v) in values.iter().enumerate() {
-                    let number = (v / scale + zero).round_ties_even().clamp(-8.0, 7.0);
-                    numbers[(b * self.len + j) * n + i] = number as i8;
-                }
+/// Packs such blocks of `n` rows of `k` columns. It is exact but for zero points of 16.
+pub(super) fn pack_blocks(dtype: DType, bytes: &[u8], n: usize, k: usize) -> PackedInt4 {
+    let len = dtype.block_len();
+    let count = k / len;
+    let mut numbers = vec![0_i8; n * k];
+    let (mut scales, mut zeros) = (vec![0.0; count * n], vec![0_i8; count * n]);
+    let mut values = vec![0.0; len];
+    let row = count * dtype.block_bytes();
+    for (i, row) in bytes.chunks_exact(row).take(n).enumerate() {
+        for (b, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
+            dequantize(dtype, block, &mut values);
+            let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
+            // Both types count from 0 to 15; scales are made positive, as compilers want them.
+            let zero = if dtype == DType::Q4_0 { 8.0 } else { f32::from(block[2]) };
+            let zero = if scale < 0.0 { 15.0 - zero } else { zero } - 8.0;
+            let scale = if scale == 0.0 { 1.0 } else { scale.abs() };
+            scales[b * n + i] = scale;
+            zeros[b * n + i] = zero.clamp(-8.0, 7.0) as i8;
+            for (j, v) in values.iter().enumerate() {
+                let number = (v / scale + zero).round_ties_even().clamp(-8.0, 7.0);
+                numbers[(b * len + j) * n + i] = number as i8;
             }
         }
-        let zeros = zeros.iter().any(|z| *z != 0).then(|| nibbles(&zeros));
-        PackedInt4 { numbers: nibbles(&numbers), scales, zeros }
     }
+    let zeros = zeros.iter().any(|z| *z != 0).then(|| nibbles(&zeros));
+    PackedInt4 { numbers: nibbles(&numbers), scales, zeros }
 }
 
-/// Rows of signed 4-bit numbers, with a scale for each.
-pub(super) struct Int4Rows {
-    numbers: Vec<i8>,
-    pub scales: Vec<f32>,
-}
-
-impl Int4Rows {
-    /// Rounds rows of `k` columns.
-    pub fn of(values: &[f32], k: usize) -> Int4Rows {
-        let (k, mut numbers) = (k.max(1), vec![0; values.len()]);
-        let rows = values.chunks_exact(k).zip(numbers.chunks_exact_mut(k));
-        let scales = rows.map(|(row, numbers)| row_int4(row, numbers)).collect();
-        Int4Rows { numbers, scales }
-    }
-
-    /// What they stand for.
-    pub fn values(&self, k: usize) -> Vec<f32> {
-        let rows = self.numbers.chunks_exact(k.max(1)).zip(&self.scales);
-        rows.flat_map(|(row, scale)| row.iter().map(move |n| f32::from(*n) * scale)).collect()
-    }
-
-    /// The numbers, two in a byte.
-    pub fn packed(&self) -> Vec<u8> {
-        nibbles(&self.numbers)
-    }
+/// Rounds rows of `k` columns to signed 4-bit numbers, with a scale for each row.
+pub(super) fn int4_rows(values: &[f32], k: usize) -> (Vec<i8>, Vec<f32>) {
+    let (k, mut numbers) = (k.max(1), vec![0; values.len()]);
+    let rows = values.chunks_exact(k).zip(numbers.chunks_exact_mut(k));
+    let scales = rows.map(|(row, numbers)| row_int4(row, numbers)).collect();
+    (numbers, scales)
 }
 
 /// Two numbers in a byte, the first in its lower half.
@@ -98,7 +69,7 @@ mod tests {
     use troika_graph::quantize::quantize;
     use troika_graph::{DType, blocks::dequantize};
 
-    use super::Int4;
+    use super::{has_int4_blocks, pack_blocks};
 
     #[test]
     fn packed_blocks_stand_for_the_stored_values() {
@@ -109,7 +80,8 @@ mod tests {
             assert!(quantize(dtype, &x, &mut bytes));
             let mut stored = vec![0.0; n * k];
             dequantize(dtype, &bytes, &mut stored);
-            let packed = Int4::of(dtype).unwrap().pack(&bytes, n, k);
+            assert!(has_int4_blocks(dtype));
+            let packed = pack_blocks(dtype, &bytes, n, k);
             let number = |list: &[u8], at: usize| {
                 let nibble = list[at / 2] >> (at % 2 * 4) & 15;
                 f32::from(((nibble << 4) as i8) >> 4)
@@ -122,6 +94,6 @@ mod tests {
                 assert!((got - expected).abs() < 1e-6, "{dtype} {i}: {got} {expected}");
             }
         }
-        assert_eq!(Int4::of(DType::Q8_0), None);
+        assert!(!has_int4_blocks(DType::Q8_0));
     }
 }

@@ -3,7 +3,7 @@
 use troika_device::DeviceError;
 use troika_graph::{ActivationFormat, DType, ExpertGroup, HeadLinear, WeightRef};
 
-use super::int4::Int4Rows;
+use super::int4::{int4_rows, nibbles};
 use super::verb::{Product, Verb};
 use super::{Emitter, GraphWriter};
 use crate::onnx::{Attribute, ElementType, OnnxModel};
@@ -204,16 +204,18 @@ impl Emitter<'_, OnnxModel> {
     ) -> Result<String, DeviceError> {
         let mut matrix = self.matrix_of(weight, bias, true)?;
         let (n, k) = (matrix.n, matrix.k);
-        let rows = Int4Rows::of(&std::mem::take(&mut matrix.values), k);
+        let (numbers, scales) = int4_rows(&std::mem::take(&mut matrix.values), k);
         // OpenVINO misreads numbers of odd rows, takes the scales of a single row for a weight, and
         // weights of numbers as second operands only.
         let fits = n > 1 && k.is_multiple_of(2) && !self.exchanged;
         if self.takes_whole() || !fits || !self.options.provider.keeps_blocks() {
-            matrix.values = rows.values(k);
+            let rows = numbers.chunks_exact(k.max(1)).zip(&scales);
+            let values = rows.flat_map(|(row, s)| row.iter().map(move |n| f32::from(*n) * s));
+            matrix.values = values.collect();
             return Ok(self.whole(x, &matrix));
         }
-        let numbers = self.model.constant(ElementType::I4, &[n, k], rows.packed());
-        let scales = self.model.typed(true, &[n], &rows.scales);
+        let numbers = self.model.constant(ElementType::I4, &[n, k], nibbles(&numbers));
+        let scales = self.model.typed(true, &[n], &scales);
         let axis = [Attribute::Int("axis", 0)];
         let weight = self.model.node("DequantizeLinear", &[&numbers, &scales], &axis);
         let bias = matrix.bias.map(|b| self.model.typed(true, &[n], &b));

@@ -7,7 +7,7 @@ use troika_graph::{
     ScaleOrigin, WeightRef,
 };
 
-use super::int4::Int4;
+use super::int4::{has_int4_blocks, pack_blocks};
 use super::verb::Verb;
 use super::{Emitter, GraphWriter};
 use crate::onnx::{Attribute, ElementType, OnnxModel};
@@ -54,20 +54,15 @@ impl Emitter<'_, OnnxModel> {
             x = self.two(Verb::Mul, &x, &inverse);
         }
         let x = self.rounded(&x, format, limit);
-        let int4 =
-            (format.bits == 16 && factors.is_empty()).then(|| Int4::of(decl.dtype)).flatten();
-        let w = match int4 {
-            Some(blocks) => {
-                let w = self.int4(weight, blocks)?;
-                if self.exchanged { self.turned(&w) } else { w }
+        let w = if format.bits == 16 && factors.is_empty() && has_int4_blocks(decl.dtype) {
+            let w = self.int4(weight)?;
+            if self.exchanged { self.turned(&w) } else { w }
+        } else {
+            let mut values = self.read(weight)?;
+            for row in values.chunks_exact_mut(decl.cols) {
+                row.iter_mut().zip(&factors).for_each(|(v, f)| *v *= f);
             }
-            None => {
-                let mut values = self.read(weight)?;
-                for row in values.chunks_exact_mut(decl.cols) {
-                    row.iter_mut().zip(&factors).for_each(|(v, f)| *v *= f);
-                }
-                self.int8(&values, decl.cols)
-            }
+            self.int8(&values, decl.cols)
         };
         let y = self.multiply(&x, &w);
         if self.options.provider != Provider::Qnn {
@@ -154,15 +149,14 @@ impl Emitter<'_, OnnxModel> {
     }
 
     /// A weight `[k, n]` of 4-bit numbers with scales for blocks of columns.
-    fn int4(&mut self, weight: WeightRef, blocks: Int4) -> Result<String, DeviceError> {
+    fn int4(&mut self, weight: WeightRef) -> Result<String, DeviceError> {
         let decl = self.graph.weight(weight);
-        let (n, k) = (decl.rows, decl.cols);
-        let packed = blocks.pack(&self.stored(weight)?.bytes, n, k);
-        let count = k / blocks.len;
+        let (n, k, len) = (decl.rows, decl.cols, decl.dtype.block_len());
+        let packed = pack_blocks(decl.dtype, &self.stored(weight)?.bytes, n, k);
+        let count = k / len;
         let numbers = self.model.constant(ElementType::I4, &[k, n], packed.numbers);
         let scales = self.model.floats(&[count, n], &packed.scales);
-        let attributes =
-            [Attribute::Int("axis", 0), Attribute::Int("block_size", blocks.len as i64)];
+        let attributes = [Attribute::Int("axis", 0), Attribute::Int("block_size", len as i64)];
         let zeros = packed.zeros.map(|z| self.model.constant(ElementType::I4, &[count, n], z));
         let inputs: Vec<&str> = [&*numbers, &scales].into_iter().chain(zeros.as_deref()).collect();
         Ok(self.model.node("DequantizeLinear", &inputs, &attributes))
