@@ -122,11 +122,8 @@ impl CachedModel {
             }
         }
         let counts = [graph.inputs.len(), graph.states.len(), graph.outputs.len()];
-        let models = models.into_iter().map(|(positions, model)| {
-            let filled = AtomicUsize::new(0);
-            PositionsModel { positions, model, filled }
-        });
-        let models = models.collect();
+        let of_model = |(positions, model)| PositionsModel { positions, model, filled: 0.into() };
+        let models = models.into_iter().map(of_model).collect();
         let attend = attend.map(|(window, caches)| Attend { window, caches, of, models });
         CachedModel { counts, rows, appends, attend }
     }

@@ -198,8 +198,9 @@ pub fn padded_groups(_: &mut Lab) -> Result<Outcome, LabError> {
     }
     let has = |rows: u64| counts.contains(&rows);
     let ragged = counts.iter().filter(|n| (1..room as u64).contains(*n)).count();
-    let sum = |of: fn(&ExpertCounts) -> u64| all_counts(&groups, of);
-    let lost = sum(|e| e.overflow)? + sum(|e| e.dropped)?;
+    let stats = groups.engine()?.group_stats();
+    let experts = stats.layers.values().flat_map(|l| &l.experts);
+    let lost: u64 = experts.map(|e| e.overflow + e.dropped).sum();
     let pass = differs.most <= 1e-5 && has(0) && has(room as u64) && ragged > 0 && lost == 0;
     let note = format!(
         "128 experts in groups of 16 with room for {room} rows each, 8 of a row, random weights in \
@@ -221,11 +222,6 @@ fn rows_since(before: &GroupStats, after: &GroupStats) -> Vec<u64> {
         counts.experts.iter().enumerate().map(|(i, e)| e.rows - earlier(i)).collect::<Vec<_>>()
     };
     after.layers.iter().flat_map(of).collect()
-}
-
-fn all_counts(model: &Model, of: fn(&ExpertCounts) -> u64) -> Result<u64, LabError> {
-    let stats = model.engine()?.group_stats();
-    Ok(stats.layers.values().flat_map(|l| &l.experts).map(of).sum())
 }
 
 /// C02.

@@ -172,7 +172,9 @@ pub fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
         let loss = 100.0 * (pruned / lossless - 1.0);
         words.push(format!("{rows} rows an expert: {:.1} % left out, {loss:+.2} %", 100.0 * share));
     }
-    let lost = lossless / of_one_device(&ids)? - 1.0;
+    let one = Model::open(Source::BuiltIn, &plain(WINDOW, WINDOW))?;
+    let one = one.perplexity(&ids, WINDOW, Scored::All, &mut |_| true)?.value();
+    let lost = lossless / one - 1.0;
     best &= lost.abs() <= 1e-5;
     words.push(format!("64 rows an expert, the others on the CPU: {:+.1e} %", 100.0 * lost));
     let note = format!(
@@ -194,11 +196,6 @@ fn by_capacity(
     let measured = model.perplexity(ids, WINDOW, Scored::All, &mut |_| true)?;
     let (dropped, all) = model.engine()?.group_stats().dropped();
     Ok((measured.value(), dropped as f64 / all.max(1) as f64))
-}
-
-fn of_one_device(ids: &[u32]) -> Result<f64, LabError> {
-    let model = Model::open(Source::BuiltIn, &plain(WINDOW, WINDOW))?;
-    Ok(model.perplexity(ids, WINDOW, Scored::All, &mut |_| true)?.value())
 }
 
 /// Recall of a predictor, and of simple rules.

@@ -10,7 +10,6 @@ pub type Text = *const c_char;
 pub type Status = u64;
 /// A function that is not used, or a list of options, of which there are none.
 type Unused = *const c_void;
-type Version = [u32; 3];
 
 /// Gives a library's interfaces, each of which begins with a head.
 pub type GetProviders<H> = unsafe extern "C" fn(*mut *const *const H, *mut u32) -> Status;
@@ -21,18 +20,15 @@ pub struct Head<const VERSIONS: usize> {
     backend: u32,
     name: Text,
     /// Its own, and perhaps the backend's.
-    pub versions: [Version; VERSIONS],
+    pub versions: [[u32; 3]; VERSIONS],
 }
 
 type Create = unsafe extern "C" fn(Handle, Unused, *mut Handle) -> Status;
 type Free = unsafe extern "C" fn(Handle) -> Status;
-type FreeContext = unsafe extern "C" fn(Handle, Handle) -> Status;
 type LoadContext =
     unsafe extern "C" fn(Handle, Handle, Unused, *const c_void, u64, *mut Handle, Handle) -> Status;
-type Retrieve = unsafe extern "C" fn(Handle, Text, *mut Handle) -> Status;
 type Execute =
     unsafe extern "C" fn(Handle, *const Tensor, u32, *mut Tensor, u32, Handle, Handle) -> Status;
-type CreateProfile = unsafe extern "C" fn(Handle, u32, *mut Handle) -> Status;
 type Configure = unsafe extern "C" fn(Handle, *const *const ProfileOption) -> Status;
 type GetIds<A> = unsafe extern "C" fn(A, *mut *const u64, *mut u32) -> Status;
 type GetData<D> = unsafe extern "C" fn(u64, *mut D) -> Status;
@@ -48,12 +44,12 @@ pub struct Functions {
     pub backend_free: Option<Free>,
     _9: [Unused; 4],
     pub context_create_from_binary: Option<LoadContext>,
-    pub context_free: Option<FreeContext>,
+    pub context_free: Option<unsafe extern "C" fn(Handle, Handle) -> Status>,
     _15: [Unused; 5],
-    pub graph_retrieve: Option<Retrieve>,
+    pub graph_retrieve: Option<unsafe extern "C" fn(Handle, Text, *mut Handle) -> Status>,
     pub graph_execute: Option<Execute>,
     _22: [Unused; 6],
-    pub profile_create: Option<CreateProfile>,
+    pub profile_create: Option<unsafe extern "C" fn(Handle, u32, *mut Handle) -> Status>,
     pub profile_set_config: Option<Configure>,
     pub profile_get_events: Option<GetIds<Handle>>,
     pub profile_get_sub_events: Option<GetIds<u64>>,

@@ -69,7 +69,8 @@ pub fn multiply_of(
     weight: DType,
     activations: ActivationFormat,
 ) -> Result<Option<Limit>, DeviceError> {
-    if is_gpu(options) {
+    // A GPU is the only device.
+    if matches!(&options.devices[..], [only] if only.gpu.is_some()) {
         return Ok(limits.multiply.first().copied());
     }
     let first = options.devices.first().and_then(|d| d.isa.as_deref());
@@ -77,11 +78,6 @@ pub fn multiply_of(
     let way = troika_cpu::kernels::multiply(isa, weight, activations);
     let of = |way: troika_cpu::Multiply| limits.multiply.iter().find(|l| l.name == way.name());
     Ok(way.and_then(of).copied())
-}
-
-/// Whether a GPU is the only device.
-fn is_gpu(options: &DeviceOptions) -> bool {
-    matches!(&options.devices[..], [only] if only.gpu.is_some())
 }
 
 #[cfg(feature = "gpu")]
