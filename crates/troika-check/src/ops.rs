@@ -34,15 +34,13 @@ fn of(name: &str, dtype: DType, activations: ActivationFormat) -> Build {
 pub fn op_cases() -> Result<Vec<DeviceCase>, DeviceError> {
     let mut all = elements()?;
     all.extend(products()?);
+    let clipped = |dtype, cols| case("outliers").outliers(dtype, ScaleOrigin::Clipped, cols);
     for dtype in [DType::F32, DType::BF16, DType::Q8_0, DType::Q4_0] {
-        all.push(case("outliers").outliers(dtype, ScaleOrigin::Clipped, 64)?);
+        all.push(clipped(dtype, 64)?);
     }
-    all.push(case("outliers").outliers(DType::F32, ScaleOrigin::Clipped, 53)?);
-    all.push(case("outliers of many columns").outliers(
-        DType::Q4_K,
-        ScaleOrigin::SmoothedClipped,
-        1280,
-    )?);
+    all.push(clipped(DType::F32, 53)?);
+    let many = case("outliers of many columns");
+    all.push(many.outliers(DType::Q4_K, ScaleOrigin::SmoothedClipped, 1280)?);
     all.extend(caches()?);
     all.extend(mixtures()?);
     Ok(all)
@@ -184,11 +182,8 @@ fn short_conv(name: &str, gated: bool) -> Result<DeviceCase> {
 fn mamba2(name: &str, state_size: usize) -> Result<DeviceCase> {
     let mut b = case(name);
     let (heads, head_dim, groups) = (6, 5, 2);
-    let [a, d, dt_bias] = [
-        b.weight(DType::F32, 1, heads)?,
-        b.weight(DType::F32, 1, heads)?,
-        b.weight(DType::F32, 1, heads)?,
-    ];
+    let mut of_heads = || b.weight(DType::F32, 1, heads);
+    let (a, d, dt_bias) = (of_heads()?, of_heads()?, of_heads()?);
     let op = Mamba2 {
         heads,
         head_dim,

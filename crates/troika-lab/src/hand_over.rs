@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use troika::{DeviceOptions, DeviceSpec, open_devices, usable_cores};
+use troika::{DeviceOptions, DeviceSpec, cpu_time, open_devices, usable_cores};
 use troika_check::{Bench, CaseWeights};
 use troika_device::{
     Bindings, Buffer, Clock, CommandList, Device, DeviceError, HostTask, Point, RealClock, Run,
@@ -73,11 +73,11 @@ pub fn measure_hand_overs(
     let (other, own) = (sleeps(each)?, runs(&*devices[1])?);
     // The first ones teach how long to wait, and wake sleeping threads.
     pair.hand_overs(by, &other, &own, count.div_ceil(10))?;
-    let before = processor_time();
+    let before = cpu_time();
     let start = pair.clock.now();
     let mut over_waits = pair.hand_overs(by, &other, &own, count)?;
     let wall = pair.clock.now().saturating_sub(start);
-    let processor = before.zip(processor_time()).map(|(a, b)| b.saturating_sub(a));
+    let processor = before.zip(cpu_time()).map(|(a, b)| b.saturating_sub(a));
     over_waits.sort_unstable();
     Ok(HandOvers { over_waits, wall, processor })
 }
@@ -194,16 +194,6 @@ impl QueuePair {
         let (other, own) = (self.queues[0].finish()?, self.queues[1].finish()?);
         Ok(other.iter().zip(&own).map(|(a, b)| b.start.saturating_sub(a.end)).collect())
     }
-}
-
-/// Processor time of this process's threads so far, if the system gives it in nanoseconds.
-fn processor_time() -> Option<Duration> {
-    let mut all = 0;
-    for thread in std::fs::read_dir("/proc/self/task").ok()? {
-        let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
-        all += text.split_whitespace().next()?.parse::<u64>().ok()?;
-    }
-    Some(Duration::from_nanos(all))
 }
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ pub use session::{
 };
 pub use soc_costs::SocCosts;
 pub use source::Source;
-pub use use_meter::{CpuMeter, Measuring, TokenUse};
+pub use use_meter::{CpuMeter, Measuring, TokenUse, cpu_time};
 
 pub use troika_check::CheckedKernel;
 pub use troika_weights::{can_write, exit_when_shortened, write_file};

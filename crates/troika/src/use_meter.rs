@@ -139,8 +139,8 @@ impl Measuring<'_> {
     }
 }
 
-/// CPU time of all threads of this process.
-fn cpu_time() -> Option<Duration> {
+/// CPU time of all threads of this process; `None` if the system does not tell.
+pub fn cpu_time() -> Option<Duration> {
     #[cfg(unix)]
     {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

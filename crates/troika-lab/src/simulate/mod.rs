@@ -140,13 +140,12 @@ impl Figures {
 
     /// Mean watts of the prompt.
     pub fn prefill_w(&self) -> Option<f64> {
-        self.prefill_j.map(|joules| joules / (self.ttft_ns as f64 * 1e-9))
+        self.used()[0].watts()
     }
 
     /// Mean watts of decoding; `None` if no token is decoded.
     pub fn decode_w(&self) -> Option<f64> {
-        let seconds = Some(self.decode_ns as f64 * 1e-9).filter(|s| *s > 0.0)?;
-        self.decode_j.map(|joules| joules / seconds)
+        self.used()[1].watts()
     }
 
     /// What the prompt used, and what all tokens after the first one did.

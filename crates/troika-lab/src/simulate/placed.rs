@@ -74,8 +74,7 @@ pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
             devices.push(name.to_string());
         }
     }
-    let widest = r.lowered.states.iter().map(|s| s.row_bytes()).max();
-    let widest = widest.unwrap_or(0);
+    let widest = r.lowered.states.iter().map(|s| s.row_bytes()).max().unwrap_or(0);
     let limits = r.soc.processors.iter().filter_map(|p| p.max_binding_bytes);
     let in_chunks = r.strategy == SocStrategy::ChunkedPrefill;
     Ok(Plan {

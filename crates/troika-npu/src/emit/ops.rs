@@ -140,16 +140,12 @@ impl<W: GraphWriter> Emitter<'_, W> {
 
     /// Some of the last dimension.
     pub(super) fn slice(&mut self, x: &str, from: usize, to: usize, step: usize) -> String {
-        self.slice_of(x, -1, from, to, step)
+        self.one(Verb::Slice { axis: -1, from, to, step }, x)
     }
 
     /// Some of the first dimension.
     pub(super) fn slice_rows(&mut self, x: &str, from: usize, to: usize) -> String {
-        self.slice_of(x, 0, from, to, 1)
-    }
-
-    fn slice_of(&mut self, x: &str, axis: i64, from: usize, to: usize, step: usize) -> String {
-        self.one(Verb::Slice { axis, from, to, step }, x)
+        self.one(Verb::Slice { axis: 0, from, to, step: 1 }, x)
     }
 
     /// Works on each group of columns by itself.

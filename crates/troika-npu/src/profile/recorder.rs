@@ -32,7 +32,7 @@ pub(crate) enum Lane {
 /// Records the spans and events of a device.
 pub(crate) struct Recorder {
     device: String,
-    provider: Provider,
+    pub provider: Provider,
     tracer: Tracer,
     clock: RealClock,
     lanes: [Arc<str>; 3],
@@ -113,10 +113,6 @@ impl Recorder {
     /// The level at which sessions are profiled, if they are.
     pub fn level(&self) -> Option<ProfilingLevel> {
         self.profiler.as_ref().map(|p| p.level)
-    }
-
-    pub fn provider(&self) -> Provider {
-        self.provider
     }
 
     /// The time, if anything is recorded.

@@ -61,7 +61,7 @@ impl SessionRecord {
         let (Some(recorder), Some(mut file)) = (self.recorder.take(), self.file.take()) else {
             return;
         };
-        if recorder.provider() != Provider::Qnn {
+        if recorder.provider != Provider::Qnn {
             // The runtime adds the date to the name.
             let named = file.path.with_extension("json");
             let renamed = session

@@ -256,10 +256,9 @@ fn lacks_memory(error: &Error) -> Option<bool> {
             DeviceError::Cancelled | DeviceError::Weight { .. } => None,
             other => Some(matches!(other, DeviceError::Memory { .. })),
         },
-        Error::Engine(EngineError::Refused { .. }) => Some(false),
+        Error::Engine(EngineError::Refused { .. }) | Error::Profile { .. } => Some(false),
         Error::Engine(EngineError::CacheBinding { .. }) => Some(true),
         Error::Plan(PlanError::Memory { .. }) => Some(true),
-        Error::Profile { .. } => Some(false),
         _ => None,
     }
 }
