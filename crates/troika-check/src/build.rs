@@ -86,6 +86,20 @@ pub(crate) fn plain_attention(k_dim: usize, v_dim: usize) -> Attention {
     }
 }
 
+/// A router to two experts, without what only some models have.
+pub(crate) fn plain_router(experts: usize) -> Router {
+    Router {
+        experts,
+        top_k: 2,
+        score: Score::Softmax,
+        normalize: true,
+        scale: 1.0,
+        groups: None,
+        bias: None,
+        expert_scales: None,
+    }
+}
+
 fn frequencies(base: f32, rotary_dim: usize) -> RopeFreqs {
     let half = rotary_dim / 2;
     let inv_freq = (0..half).map(|i| base.powf(-(i as f32) / half as f32)).collect();
@@ -303,17 +317,7 @@ impl Build {
     pub fn routed_experts(mut self, experts: usize, width: usize) -> Result<DeviceCase> {
         let op = Op::Experts(self.experts(experts, width, width)?);
         let (x, logits) = (self.floats(width), self.floats(experts));
-        let router = Router {
-            experts,
-            top_k: 2,
-            score: Score::Softmax,
-            normalize: true,
-            scale: 1.0,
-            groups: None,
-            bias: None,
-            expert_scales: None,
-        };
-        let (ids, shares) = self.b.router(router, logits);
+        let (ids, shares) = self.b.router(plain_router(experts), logits);
         self.op(op, &[x, ids, shares], width)
     }
 

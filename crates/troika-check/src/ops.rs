@@ -7,7 +7,7 @@ use troika_graph::{
     ShortConv, WeightDecl, WeightSlice, form_products,
 };
 
-use crate::build::{Build, DeviceCase, MAX_ROWS, Result, plain_attention};
+use crate::build::{Build, DeviceCase, MAX_ROWS, Result, plain_attention, plain_router};
 
 /// Tolerance of f32 products, for another order of summation.
 const F32: f32 = 2e-5;
@@ -270,17 +270,8 @@ fn router(
     let mut b = case(name);
     let x = b.floats(6);
     let bias = biased.then(|| b.weight(DType::F32, 1, 6)).transpose()?;
-    let scales = groups.is_none().then(|| b.weight(DType::F32, 1, 6)).transpose()?;
-    let op = Router {
-        experts: 6,
-        top_k: 2,
-        score,
-        normalize: true,
-        scale: 1.0,
-        groups,
-        bias,
-        expert_scales: scales,
-    };
+    let expert_scales = groups.is_none().then(|| b.weight(DType::F32, 1, 6)).transpose()?;
+    let op = Router { score, groups, bias, expert_scales, ..plain_router(6) };
     let (ids, weights) = b.b.router(op, x);
     b.done(&[ids, weights])
 }

@@ -154,15 +154,10 @@ pub fn reproduced_ids() -> Vec<&'static str> {
     targets().map(|t| t.id).collect()
 }
 
-struct Reproduced {
-    target: Target,
-    outcome: Outcome,
-}
-
 /// The results of experiments.
 pub struct Report {
     /// In the papers' order.
-    results: Vec<Reproduced>,
+    results: Vec<(Target, Outcome)>,
 }
 
 /// Runs experiments: those with the given ids, in any case of letters, or all of them. What needs
@@ -185,7 +180,7 @@ pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Re
             }
             Elsewhere(why) => Outcome::not_run(why),
         };
-        results.push(Reproduced { target, outcome });
+        results.push((target, outcome));
     }
     Ok(Report { results })
 }
@@ -193,7 +188,7 @@ pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Re
 impl Report {
     /// The report as a list of JSON.
     pub fn json(&self) -> Value {
-        self.results.iter().map(fields).collect()
+        self.results.iter().map(|(t, o)| fields(t, o)).collect()
     }
 
     /// The report as a table and some sentences.
@@ -204,8 +199,7 @@ impl Report {
          | id | | claim | what | printed | ours | error | tolerance | |\n\
          | --- | --- | --- | --- | ---: | ---: | ---: | --- | --- |\n",
         );
-        for r in &self.results {
-            let (t, o) = (&r.target, &r.outcome);
+        for (t, o) in &self.results {
             for (i, line) in o.lines().into_iter().enumerate() {
                 let [what, printed, ours, error] = line;
                 let first = |s: &'static str| if i == 0 { s } else { "" };
@@ -213,7 +207,7 @@ impl Report {
                 text.push_str(&format!(
                     "| {} | {} | {} | {what} | {printed} | {ours} | {error} | {} | {pass} |\n",
                     first(t.id),
-                    first(r.target.kind.name()),
+                    first(t.kind.name()),
                     first(t.claim),
                     first(t.tolerance),
                 ));
@@ -226,10 +220,9 @@ impl Report {
 
     /// Passed and executed targets of a kind, and the median error.
     fn summary(&self, kind: Kind) -> (usize, usize, Option<f64>) {
-        let of_kind =
-            || self.results.iter().filter(move |r| r.target.kind == kind && r.outcome.ran());
-        let passed = of_kind().filter(|r| r.outcome.pass()).count();
-        let errors = of_kind().flat_map(|r| r.outcome.errors()).map(f64::abs).collect();
+        let of_kind = || self.results.iter().filter(move |(t, o)| t.kind == kind && o.ran());
+        let passed = of_kind().filter(|(_, o)| o.pass()).count();
+        let errors = of_kind().flat_map(|(_, o)| o.errors()).map(f64::abs).collect();
         (passed, of_kind().count(), median(errors))
     }
 
@@ -251,7 +244,7 @@ impl Report {
         {
             all.push("The median error of held-out targets is more than twice that of calibration: the models are fitted more closely than they predict.".into());
         }
-        let not_run = self.results.iter().filter(|r| !r.outcome.ran()).count();
+        let not_run = self.results.iter().filter(|(_, o)| !o.ran()).count();
         if not_run > 0 {
             all.push(format!("{not_run} were not run; they count as not passed."));
         }
@@ -268,8 +261,7 @@ fn numbers(list: impl Iterator<Item = f64>) -> Value {
     }
 }
 
-fn fields(r: &Reproduced) -> Value {
-    let (t, o) = (&r.target, &r.outcome);
+fn fields(t: &Target, o: &Outcome) -> Value {
     let (printed, ours, error) = match &o.verdict {
         Verdict::NotRun(why) => (json!(t.claim), json!(format!("not run: {why}")), json!("none")),
         Verdict::Words { printed, ours, .. } => (json!(printed), json!(ours), json!("none")),
@@ -280,7 +272,7 @@ fn fields(r: &Reproduced) -> Value {
     };
     let labels: Vec<&str> = o.items().iter().map(|i| i.what.as_str()).collect();
     json!({
-        "id": t.id, "claim": t.claim, "kind": r.target.kind.name(), "printed": printed, "ours": ours,
+        "id": t.id, "claim": t.claim, "kind": t.kind.name(), "printed": printed, "ours": ours,
         "error": error, "tolerance": t.tolerance, "pass": o.pass(), "items": labels,
         "note": o.note,
     })
