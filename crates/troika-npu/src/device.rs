@@ -67,13 +67,9 @@ pub struct NpuOptions {
 
 /// A device that runs graphs of fixed shape, compiled by a provider of ONNX Runtime.
 pub struct NpuDevice {
-    name: String,
+    options: NpuOptions,
     runtime: Arc<Runtime>,
     chosen: Chosen,
-    threads: usize,
-    helper: Option<HelperCommand>,
-    cache: Option<Arc<dyn GraphCache>>,
-    rewrites: Rewrites,
     caps: Caps,
     recorder: Arc<Recorder>,
     /// Sessions of the call to compile that is under way, and of one before it that refused a graph:
@@ -95,19 +91,19 @@ impl NpuDevice {
     ///
     /// # Errors
     /// The step on the way to it that failed.
-    pub fn open(options: NpuOptions) -> Result<NpuDevice, NpuError> {
+    pub fn open(mut options: NpuOptions) -> Result<NpuDevice, NpuError> {
         let runtime = Runtime::load(&options.places)?;
         let chosen = runtime.choose(options.spec)?;
-        let NpuOptions {
-            name, threads, helper, cache, rewrites, mut row_buckets, profiling, ..
-        } = options;
-        let (tracer, clock) = (options.tracer, options.clock);
-        let recorder = Recorder::open(&name, chosen.provider, tracer, clock, profiling)?;
-        if row_buckets.is_empty() {
-            row_buckets = ROW_BUCKETS.to_vec();
+        let (tracer, profiling) = (options.tracer.clone(), options.profiling.clone());
+        let recorder =
+            Recorder::open(&options.name, chosen.provider, tracer, options.clock, profiling)?;
+        if options.row_buckets.is_empty() {
+            options.row_buckets = ROW_BUCKETS.to_vec();
         }
+        options.threads = options.threads.max(1);
+        let rewrites = &options.rewrites;
         // Only compilers for CPUs take graphs of any number of rows, and some rewrites fix it.
-        let any_rows = chosen.hardware == Hardware::Cpu && rewrites == Rewrites::default();
+        let any_rows = chosen.hardware == Hardware::Cpu && *rewrites == Rewrites::default();
         let code_weights = CodeWeights {
             // Floats are f32.
             float_bytes: size_of::<f32>(),
@@ -117,24 +113,13 @@ impl NpuDevice {
             // Qwen2.5-0.5B, and 8.4 for each of 56 of Gemma-3-270M (OpenVINO's device for CPUs).
             graph_bytes: if chosen.hardware == Hardware::Cpu { 7 << 20 } else { 0 },
         };
-        let caps = caps(&runtime, chosen, row_buckets, code_weights);
-        Ok(NpuDevice {
-            name,
-            runtime,
-            chosen,
-            threads: threads.max(1),
-            helper,
-            cache,
-            rewrites,
-            caps,
-            recorder: Arc::new(recorder),
-            made: Mutex::default(),
-            probed: Mutex::default(),
-        })
+        let caps = caps(&runtime, chosen, options.row_buckets.clone(), code_weights);
+        let (recorder, made, probed) = (Arc::new(recorder), Mutex::default(), Mutex::default());
+        Ok(NpuDevice { options, runtime, chosen, caps, recorder, made, probed })
     }
 
     fn unsupported(&self, graph: &Subgraph, op: &str, why: String) -> DeviceError {
-        let (device, op, graph) = (self.name.clone(), op.into(), graph.name.clone());
+        let (device, op, graph) = (self.options.name.clone(), op.into(), graph.name.clone());
         DeviceError::Unsupported { device, op, graph, why }
     }
 
@@ -154,7 +139,7 @@ impl NpuDevice {
         let results = model.probed()?;
         // The reference maps the same pages.
         model.release();
-        let session = self.runtime.compile_unfused(self.threads, &emitted.files.path())?;
+        let session = self.runtime.compile_unfused(self.options.threads, &emitted.files.path())?;
         let reference = CompiledModel::onnx(session, SessionRecord::default(), emitted);
         let snr = snr_db(&results, &reference.probed()?);
         // What this compiler has for floats are halves, also where squares are summed.
@@ -204,7 +189,7 @@ impl NpuDevice {
             }
             GraphCode::Cached(CachedModel::new(graph, rows, of, models))
         };
-        let (device, graph) = (self.name.clone(), graph.clone());
+        let (device, graph) = (self.options.name.clone(), graph.clone());
         Ok(Arc::new(Executable::new(Code { device, graph, made: Arc::new(code) }, 0)))
     }
 
@@ -215,7 +200,7 @@ impl NpuDevice {
         positions: usize,
         compiling: &mut Compiling<'_, '_>,
     ) -> Result<(Vec<usize>, CompiledModel), DeviceError> {
-        let (provider, rewrites) = (self.chosen.provider, &self.rewrites);
+        let (provider, rewrites) = (self.chosen.provider, &self.options.rewrites);
         let any_rows = self.takes_any_rows(graph);
         let options = EmitOptions { provider, rewrites, positions, any_rows };
         let emitted = emit(graph, compiling.weights, options)?;
@@ -270,7 +255,7 @@ impl NpuDevice {
         compiling: &mut Compiling<'_, '_>,
     ) -> Option<CompiledModel> {
         let start = self.recorder.now();
-        let context = self.cache.as_ref()?.get(&self.key(emitted))?;
+        let context = self.options.cache.as_ref()?.get(&self.key(emitted))?;
         self.recorder.span(Lane::Host, "read kept graph", name, start);
         // What another version wrote is compiled again.
         let model = self.opened(name, "load", MadeFrom::Compiled(&context), emitted).ok()?;
@@ -310,7 +295,8 @@ impl NpuDevice {
     ) -> Result<CompiledModel, String> {
         let (recorder, start) = (&self.recorder, self.recorder.now());
         let file = recorder.file(name);
-        let session = self.runtime.compile(self.chosen, self.threads, model, file.as_ref())?;
+        let session =
+            self.runtime.compile(self.chosen, self.options.threads, model, file.as_ref())?;
         let opened = recorder.span(Lane::Host, what, name, start);
         let record = SessionRecord::new(recorder, name, file, opened);
         Ok(CompiledModel::onnx(session, record, emitted))
@@ -335,8 +321,8 @@ impl NpuDevice {
     }
 
     fn key(&self, emitted: &Emitted) -> GraphKey {
-        let level = self.recorder.level();
-        GraphKey::new(&self.runtime, self.chosen, self.threads, level, &emitted.files.hash)
+        let (threads, level) = (self.options.threads, self.recorder.level());
+        GraphKey::new(&self.runtime, self.chosen, threads, level, &emitted.files.hash)
     }
 
     /// Compiles a model, in another process if there is a helper, and keeps the result if it
@@ -369,7 +355,7 @@ impl NpuDevice {
             Ok(model)
         });
         if let (Ok(_), Some(context)) = (&model, &context) {
-            if let Some(cache) = &self.cache {
+            if let Some(cache) = &self.options.cache {
                 cache.put(&self.key(emitted), context);
             }
             self.profile_parts(name, context, emitted, compiling);
@@ -440,7 +426,7 @@ pub(crate) fn loaded(
 
 impl Device for NpuDevice {
     fn name(&self) -> &str {
-        &self.name
+        &self.options.name
     }
 
     fn kind(&self) -> DeviceKind {
@@ -460,9 +446,9 @@ impl Device for NpuDevice {
     fn compile(&self, request: &CompileRequest<'_>) -> CompileResults {
         // Those for CPUs are quick, and their compiled form is the model: nothing of it is kept.
         let passes_on = self.chosen.is_plugin && self.chosen.hardware != Hardware::Cpu;
-        let command = self.helper.as_ref().filter(|_| passes_on);
-        let mut helper = command
-            .map(|command| Helper::new(command, &self.runtime.library, self.chosen, self.threads));
+        let command = self.options.helper.as_ref().filter(|_| passes_on);
+        let (library, threads) = (&self.runtime.library, self.options.threads);
+        let mut helper = command.map(|command| Helper::new(command, library, self.chosen, threads));
         let mut on = (request.report_progress)(0);
         let compiled = request.graphs.iter().enumerate().map(|(i, graph)| {
             if !on {
@@ -491,7 +477,7 @@ impl Device for NpuDevice {
         graph: &Subgraph,
         _: &dyn WeightSource,
     ) -> Result<Arc<Weights>, DeviceError> {
-        loaded(&self.name, executable, graph)
+        loaded(&self.options.name, executable, graph)
     }
 
     fn queue(
@@ -500,6 +486,6 @@ impl Device for NpuDevice {
         clock: Arc<dyn Clock>,
         done: SyncSender<Completion>,
     ) -> Result<Box<dyn Queue>, DeviceError> {
-        queue::start(&self.name, number, clock, done)
+        queue::start(&self.options.name, number, clock, done)
     }
 }
