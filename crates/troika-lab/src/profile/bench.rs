@@ -13,9 +13,11 @@ use troika_model::lower::Lowered;
 use troika_solve::{ProfiledGraph, SegmentPart};
 use troika_weights::WeightStore;
 
-use super::inputs::{bindings, forward, page_len};
-use super::points::{RowsAt, VISITS};
+use super::inputs::{RowsAt, bindings, forward, page_len};
 
+/// The most measurements of each point, until it is known; spread over the whole time, so that a
+/// temporary slowdown does not affect all of them.
+pub(super) const VISITS: usize = 3;
 /// Layers run in turn until their weights exceed the caches, as in a model.
 const MOST_WEIGHTS: usize = 256 << 20;
 /// Rounds through the layers with the rest of the model's weights between them.

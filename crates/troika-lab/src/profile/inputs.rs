@@ -9,7 +9,12 @@ use troika_device::{
 use troika_graph::{DType, Op, StateKind, Subgraph, ValueId};
 use troika_model::lower::Lowered;
 
-use super::points::RowsAt;
+/// The rows of a run, and the cached positions before them.
+#[derive(Clone, Copy)]
+pub(super) struct RowsAt {
+    pub rows: usize,
+    pub cached: usize,
+}
 
 /// Positions per page of the model's caches on a device.
 pub(super) fn page_len(device: &dyn Device, lowered: &Lowered) -> usize {

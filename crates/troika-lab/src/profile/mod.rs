@@ -21,8 +21,9 @@ use troika_solve::{
     Apart, CHUNK_ROWS, Profile, ProfileSubject, ProfiledGraph, SegmentPart, profiled_graphs,
 };
 
-use bench::DeviceProfiler;
-use points::{Point, PointsOf, RowsAt, VISITS};
+use bench::{DeviceProfiler, VISITS};
+use inputs::RowsAt;
+use points::{Point, PointsOf};
 use soc_file::soc_file;
 
 use crate::error::LabError;

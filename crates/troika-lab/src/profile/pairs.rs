@@ -14,7 +14,7 @@ use troika_solve::{
 use troika_weights::WeightStore;
 
 use super::bench::{DeviceProfiler, LoadedGraph, lost, nanoseconds};
-use super::points::RowsAt;
+use super::inputs::RowsAt;
 
 /// Numbers of rows at which devices run side by side.
 const SIDE_BY_SIDE: [usize; 3] = [1, 16, 128];

@@ -7,19 +7,10 @@ use troika_time::RunWork;
 use troika_weights::WeightStore;
 
 use super::bench::{DeviceProfiler, LoadedGraph};
+use super::inputs::RowsAt;
 
-/// The most measurements of each point, until it is known; spread over the whole time, so that a
-/// temporary slowdown does not affect all of them.
-pub(super) const VISITS: usize = 3;
 /// Runs that would take longer are not measured: the fits extrapolate.
 const LONGEST_NS: f64 = 2e9;
-
-/// The rows of a run, and the cached positions before them.
-#[derive(Clone, Copy)]
-pub(super) struct RowsAt {
-    pub rows: usize,
-    pub cached: usize,
-}
 
 /// Where a graph is measured on each device, for the fits or to judge them.
 #[derive(Clone, Copy)]
