@@ -186,8 +186,7 @@ pub fn greedy(model: &Model, prompt: &[u32], n: usize) -> Result<Vec<u32>> {
     if n == 0 {
         return Ok(Vec::new());
     }
-    let request = greedy_request(n);
-    Ok(model.session()?.generate(prompt, &request, &mut |_, _| Control::Continue)?.tokens)
+    Ok(model.session()?.generate(prompt, &greedy_request(n), &mut |_, _| Control::Continue)?.tokens)
 }
 
 /// Runs a case on the devices of the options, divided as they say: whole prompt, chunked, token by

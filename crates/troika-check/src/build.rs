@@ -152,8 +152,7 @@ impl Build {
 
     /// Adds a tensor of a calibration.
     pub fn calibrated(&mut self, weight: &str, tensor: CalibrationTensor, values: &[f32]) {
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let bytes = WeightBytes::owned(bytes);
+        let bytes = WeightBytes::owned(values.iter().flat_map(|v| v.to_le_bytes()).collect());
         let data = WeightData { dtype: DType::F32, rows: 1, cols: values.len(), bytes };
         self.weights.0.insert(tensor.of(weight), data);
     }

@@ -203,8 +203,7 @@ impl<'a> CaseRunner<'a> {
             let (from, to) = (View::whole(from), View::whole(to));
             Work::Copy(CopyRows::whole(from, to))
         };
-        let work = foreign().map(|p| copy(&p.host, &p.device));
-        let work = work.chain([Work::Run(run)]);
+        let work = foreign().map(|p| copy(&p.host, &p.device)).chain([Work::Run(run)]);
         let work = work.chain(foreign().map(|p| copy(&p.device, &p.host)));
         self.bench.run_all(work)?;
         read(g, &places, start.rows)

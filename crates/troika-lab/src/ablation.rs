@@ -110,8 +110,7 @@ impl Ablation {
         let exchange = match (self, &options.plan) {
             (Ablation::HeteroInfer, PlanSource::Profile(_)) => {
                 let plan = subject.bind(options, false)?.plan(options)?.plan;
-                let all = plan.all_rules().flat_map(|rule| rule.exchange.iter().copied());
-                Some(all.collect())
+                Some(plan.all_rules().flat_map(|rule| rule.exchange.iter().copied()).collect())
             }
             _ => None,
         };

@@ -192,8 +192,7 @@ impl CompiledModel {
         mut take: impl FnMut(usize, &Port, usize, &[u8]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let mut inputs = lock(&self.staged);
-        let mut open = lock(&self.session);
-        let OpenSession { session, record, .. } = &mut *open;
+        let OpenSession { session, record, .. } = &mut *lock(&self.session);
         let start = record.begin();
         fill(&self.inputs, &mut inputs)?;
         record.work("marshal", start);
@@ -277,8 +276,7 @@ impl CompiledModel {
     /// What the provider says.
     pub fn probed(&self) -> Result<Vec<f32>, String> {
         let mut inputs = lock(&self.staged);
-        let mut open = lock(&self.session);
-        let OpenSession { session, record, .. } = &mut *open;
+        let OpenSession { session, record, .. } = &mut *lock(&self.session);
         let mut random = Random(0);
         for (port, memory) in self.inputs.iter().zip(inputs.iter_mut()) {
             match port.dtype {

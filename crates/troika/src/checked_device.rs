@@ -36,8 +36,7 @@ fn parsed(bytes: &[u8]) -> Option<Verdicts> {
 }
 
 fn keep(kept: &KeptOfDevices, key: &str, verdicts: &Verdicts) {
-    let text = serde_json::to_vec(verdicts).unwrap_or_default();
-    kept.keep(key, &text);
+    kept.keep(key, &serde_json::to_vec(verdicts).unwrap_or_default());
 }
 
 /// Keeps what comparing all kernels of a device found, in place of what was kept before.
@@ -140,8 +139,7 @@ impl Watch for CheckFirst {
             request.graphs.iter().map(|graph| self.refusal(device, graph)).collect();
         let taken = request.graphs.iter().zip(&refusals).filter(|(_, why)| why.is_none());
         let graphs: Vec<&Subgraph> = taken.map(|(graph, _)| *graph).collect();
-        let made = device.compile(&CompileRequest { graphs: &graphs, ..*request });
-        let mut made = made.into_iter();
+        let mut made = device.compile(&CompileRequest { graphs: &graphs, ..*request }).into_iter();
         let next = |why: Option<DeviceError>| match why {
             Some(why) => Err(why),
             None => made.next().unwrap_or(Err(DeviceError::Cancelled)),

@@ -119,10 +119,7 @@ impl Driver {
             match engine {
                 Some(engine) => {
                     let mut engine = self.hold(engine);
-                    let own = own.as_mut().map(|(seq, rows)| {
-                        let rows: OwnRows<'_> = &mut **rows;
-                        (*seq, rows)
-                    });
+                    let own = own.as_mut().map(|(seq, rows)| (*seq, &mut **rows as OwnRows<'_>));
                     let went_on = self.step(&mut engine, own);
                     drop(engine);
                     if !went_on? {

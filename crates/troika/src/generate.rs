@@ -150,8 +150,7 @@ impl Generating {
         let now = self.times.clock.now();
         if self.times.tracer.enabled() {
             let (name, lane) = ("sample".into(), "host".into());
-            let span = Span { name, lane, start: began, end: now, args: Vec::new() };
-            self.times.tracer.record(span);
+            self.times.tracer.record(Span { name, lane, start: began, end: now, args: Vec::new() });
         }
         self.times.first.get_or_insert(now);
         self.times.last = now;

@@ -27,8 +27,7 @@ pub enum ProfileAt {
 pub fn subject_of(model: &BoundModel, plan: &Plan) -> ProfileSubject {
     let mut types = kinds(&model.store);
     types.push(format!("cache {}", plan.kv_dtype.name()));
-    let formats = plan.activations();
-    types.extend(formats.iter().map(|f| format!("activations {f}")));
+    types.extend(plan.activations().iter().map(|f| format!("activations {f}")));
     let devices = model.devices.iter().map(|d| ProfiledDevice::of(&PlanDevice::of(d)));
     ProfileSubject {
         program: env!("CARGO_PKG_VERSION").to_string(),

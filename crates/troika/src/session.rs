@@ -176,9 +176,7 @@ impl Model {
             shares: !options.fresh,
             ..Admission::default()
         };
-        let driver = &self.opened.driver;
-        let seq = driver.handle.admit(admission)?;
-        Ok(Session::open(&self.opened, seq))
+        Ok(Session::open(&self.opened, self.opened.driver.handle.admit(admission)?))
     }
 
     /// Computes for all sessions until one of them can continue; for several sessions on one
@@ -228,8 +226,7 @@ impl Session {
     /// # Errors
     /// The model is being closed.
     pub fn fork(&self) -> Result<Session, Error> {
-        let seq = self.opened.driver.handle.fork(self.seq)?;
-        Ok(Session::open(&self.opened, seq))
+        Ok(Session::open(&self.opened, self.opened.driver.handle.fork(self.seq)?))
     }
 
     /// Cancels this session's generation from another thread.
@@ -484,8 +481,7 @@ impl Session {
         let mut guarded = |position: usize, row: &mut [f32]| {
             if panicked.is_none() {
                 norm.iter().for_each(|norm| norm.apply(row));
-                let given = catch_unwind(AssertUnwindSafe(|| on_logits(position, row)));
-                panicked = given.err();
+                panicked = catch_unwind(AssertUnwindSafe(|| on_logits(position, row))).err();
             }
         };
         let ended = driver.until(|| lock(&state).ended.take(), Some((self.seq, &mut guarded)));
@@ -556,8 +552,7 @@ enum Taken {
 }
 
 fn take(state: &Shared) -> Option<Taken> {
-    let mut state = lock(state);
-    let SessionState { generating, ended, .. } = &mut *state;
+    let SessionState { generating, ended, .. } = &mut *lock(state);
     let generating = generating.as_mut()?;
     if let Some((token, logprobs)) = generating.out.pop_front() {
         return Some(Taken::Token(token, logprobs));
@@ -645,8 +640,7 @@ impl TextOutput {
             true => Some(d.finish() + &d.tokenizer().token(token)?),
             false => d.push(token),
         });
-        let piece = piece.unwrap_or_default();
-        let (text, stopped) = self.stop.push(&piece);
+        let (text, stopped) = self.stop.push(&piece.unwrap_or_default());
         self.output.text.push_str(&text);
         (text, stopped)
     }

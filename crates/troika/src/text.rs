@@ -71,8 +71,7 @@ impl ModelText {
         let (mut defaults, about) = GenerationDefaults::read(source, vocab);
         warnings.extend(about);
         if let Some(tokenizer) = &tokenizer {
-            let by_name = matches!(source, FileSource::Gguf { .. });
-            defaults.add_from_tokenizer(tokenizer, by_name);
+            defaults.add_from_tokenizer(tokenizer, matches!(source, FileSource::Gguf { .. }));
         }
         let (tokenizer, embeddings) = (tokenizer.map(Arc::new), Some(Embeddings::read(source)));
         ModelText { tokenizer, template, defaults, embeddings, warnings }

@@ -189,8 +189,7 @@ impl Suite<'_> {
         }
         self.report.runs += 1;
         if rows > 1 {
-            let apart = Layout { bound, apart: true };
-            let apart = self.bench.run(&case.graph, &loaded, &start, apart);
+            let apart = self.bench.run(&case.graph, &loaded, &start, Layout { bound, apart: true });
             self.check_apart(case, &got.values, apart);
         }
     }

@@ -243,8 +243,7 @@ impl Measuring<'_> {
         let open = |(number, device)| {
             DeviceProfiler::new(number, device, self.lowered, self.clock.clone())
         };
-        let profilers = devices.iter().enumerate().map(open);
-        let mut profilers = profilers.collect::<Result<Vec<_>, _>>()?;
+        let mut profilers = devices.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
         let count = graphs.iter().map(Vec::len).max().unwrap_or(0);
         let all = count * VISITS + 1;
         for visit in 0..VISITS {

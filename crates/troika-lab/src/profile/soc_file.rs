@@ -187,8 +187,7 @@ fn measured(profile: &Profile, at: usize, lowered: &Lowered) -> String {
     }
     let mut text = String::new();
     for (ops, kinds) in alike {
-        let fitted_time = profile.fit_of(at, &kinds, SegmentPart::Whole);
-        let Some((time, error)) = fitted_time else { continue };
+        let Some((time, error)) = profile.fit_of(at, &kinds, SegmentPart::Whole) else { continue };
         let names: Vec<&str> = kinds.iter().map(|k| k.name()).collect();
         let from = format!(
             "measured: a fit of {}, off by {:.1} % (median)",

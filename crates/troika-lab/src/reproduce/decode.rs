@@ -10,8 +10,7 @@ const TENSOR: &str = "hetero-tensor";
 pub fn rates(lab: &mut Lab) -> Result<Outcome, LabError> {
     let mut items = Vec::new();
     for (model, name, printed) in [(B8, "8B", 14.01), (B3, "3B", 29.9), (B1_8, "1.8B", 51.12)] {
-        let rate = 1e3 / lab.tpot(Case::decode(model, TENSOR, 256))?;
-        items.push(Item::new(name, printed, rate));
+        items.push(Item::new(name, printed, 1e3 / lab.tpot(Case::decode(model, TENSOR, 256))?));
     }
     Ok(Outcome::within(items, [0.12, 0.12, 0.20]))
 }

@@ -42,8 +42,7 @@ fn tokens() -> Result<[Vec<u32>; 2], LabError> {
 }
 
 fn record(texts: &[&[u32]], inputs: bool) -> Result<Vec<RecordedRouting>, LabError> {
-    let recorded = record_routing(model()?, &options(), texts, inputs, &mut |_, _| true)?;
-    Ok(recorded.unwrap_or_default())
+    Ok(record_routing(model()?, &options(), texts, inputs, &mut |_, _| true)?.unwrap_or_default())
 }
 
 pub fn novel() -> Result<Vec<u32>, LabError> {
@@ -145,8 +144,7 @@ fn without(all: &[ExpertUse], part: &[ExpertUse]) -> Vec<ExpertUse> {
 pub fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
     let ids = tokens()?.concat();
     let measure = |by, share| -> Result<f64, LabError> {
-        let pruning = Pruning { by, share };
-        Ok(pruned_perplexity(model()?, &options(), &ids, WINDOW, pruning)?.value())
+        Ok(pruned_perplexity(model()?, &options(), &ids, WINDOW, Pruning { by, share })?.value())
     };
     let plain = measure(PruneBy::LowestSaliency, 0.0)?;
     let (mut words, mut best) = (Vec::new(), true);

@@ -85,8 +85,7 @@ fn in_turns(models: [&Model; 2], prompt: usize) -> Result<[f64; 3], LabError> {
     let [chosen, alone] = times;
     let ratios = chosen.iter().zip(&alone).map(|(chosen, alone)| chosen / alone).collect();
     let middle = |all: Vec<f64>| median(all).unwrap_or(f64::NAN);
-    let ratio = middle(ratios);
-    Ok([middle(chosen), middle(alone), ratio])
+    Ok([middle(chosen), middle(alone), middle(ratios)])
 }
 
 /// Milliseconds of a prompt that was not computed before.

@@ -293,8 +293,7 @@ impl Simulation {
         let mut feed = |count: usize, phase: Phase| {
             let tokens: Vec<u32> = (0..count).map(|i| (i % vocab) as u32).collect();
             let logits = WantedLogits::Last;
-            let input = [SequenceInput { seq, tokens: &tokens, logits, phase }];
-            engine.run_unread(&input)
+            engine.run_unread(&[SequenceInput { seq, tokens: &tokens, logits, phase }])
         };
         let start = self.board.usage();
         feed(self.prompt, Phase::Prefill)?;

@@ -57,10 +57,8 @@ pub(super) fn int4_rows(values: &[f32], k: usize) -> (Vec<i8>, Vec<f32>) {
 
 /// Two numbers in a byte, the first in its lower half.
 pub(crate) fn nibbles(numbers: &[i8]) -> Vec<u8> {
-    let pair = |pair: &[i8]| {
-        let low = pair[0] as u8 & 15;
-        low | (pair.get(1).map_or(0, |n| *n as u8) & 15) << 4
-    };
+    let half = |number: Option<&i8>| number.map_or(0, |n| *n as u8 & 15);
+    let pair = |pair: &[i8]| half(pair.first()) | half(pair.get(1)) << 4;
     numbers.chunks(2).map(pair).collect()
 }
 

@@ -104,8 +104,7 @@ impl Emitter<'_, OnnxModel> {
     ) -> Result<String, DeviceError> {
         let decl = self.graph.weight(weight).clone();
         let values = self.read(weight)?;
-        let most = (CalibrationTensor::InputMax, decl.cols);
-        let most = calibrated(self.weights, &decl.name, most)?;
+        let most = calibrated(self.weights, &decl.name, (CalibrationTensor::InputMax, decl.cols))?;
         let mut sum: Option<String> = None;
         for (i, most) in most.chunks(columns).enumerate() {
             let at = i * columns..i * columns + most.len();

@@ -11,6 +11,5 @@ pub(crate) use proto::ModelProto;
 /// What a vendor's compiler made, in a model that holds it.
 pub(crate) fn compiled_context(model: &[u8]) -> Option<Vec<u8>> {
     let nodes = ModelProto::decode(model).ok()?.graph?.node.into_iter();
-    let mut attributes = nodes.flat_map(|node| node.attribute);
-    attributes.find(|a| a.name == "ep_cache_context").map(|a| a.s)
+    nodes.flat_map(|node| node.attribute).find(|a| a.name == "ep_cache_context").map(|a| a.s)
 }

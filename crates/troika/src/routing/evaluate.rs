@@ -30,8 +30,7 @@ pub fn predictor_recall(
     for routing in &recorded.trace.layers {
         let popular = popularity.iter().find(|of| of.layer == routing.layer);
         let popular = popular.map_or_else(|| (0..routing.experts).collect(), ExpertUse::ranking);
-        let of_layer = Layer { predictor, recorded, routing, popular: &popular };
-        all.extend(of_layer.recall(ratios));
+        all.extend(Layer { predictor, recorded, routing, popular: &popular }.recall(ratios));
     }
     all
 }
