@@ -1,6 +1,6 @@
 //! Why there is no NPU: for each step on the way to one, with what mends it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The step on the way to an NPU that failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -51,39 +51,9 @@ pub enum NpuError {
         /// The package that has it.
         package: &'static str,
     },
-    /// The provider finds no such hardware.
-    #[error("provider {provider} finds no {wanted} here; {found}. {hint}")]
-    NoHardware {
-        /// The provider's name.
-        provider: &'static str,
-        /// The wanted device's name.
-        wanted: &'static str,
-        /// What it does find.
-        found: String,
-        /// What may help.
-        hint: &'static str,
-    },
-    /// The provider's profiler does not report that much.
-    #[error("provider {provider} has no profiling level {level}; it has {has}")]
-    NoProfiler {
-        /// The provider's name.
-        provider: &'static str,
-        /// The wanted level's name.
-        level: &'static str,
-        /// The levels that it has.
-        has: String,
-    },
-    /// The folder for profilers' files cannot be made or written.
-    #[error("profiles cannot be written to the folder {folder}: {why}")]
-    NoFolder {
-        /// The folder.
-        folder: PathBuf,
-        /// What the system says.
-        why: String,
-    },
-    /// No provider has a neural processor.
-    #[error("no NPU was found: {0}")]
-    NoNpu(String),
+    /// What is asked for is not here, or cannot be done: a sentence.
+    #[error("{0}")]
+    Unfit(String),
 }
 
 impl NpuError {
@@ -96,11 +66,14 @@ impl NpuError {
             NpuError::NoPlugin { package, .. } | NpuError::BadPlugin { package, .. } => {
                 Some(format!("pip install {package}"))
             }
-            NpuError::NoHardware { .. }
-            | NpuError::NoProfiler { .. }
-            | NpuError::NoFolder { .. }
-            | NpuError::NoNpu(_) => None,
+            NpuError::Unfit(_) => None,
         }
+    }
+
+    /// The folder for profilers' files cannot be made or written.
+    pub(crate) fn no_folder(folder: &Path, why: &std::io::Error) -> NpuError {
+        let folder = folder.display();
+        NpuError::Unfit(format!("profiles cannot be written to the folder {folder}: {why}"))
     }
 }
 
@@ -121,6 +94,6 @@ mod tests {
             let remedy = error.remedy().unwrap();
             assert!(error.to_string().contains(&remedy), "{error}: {remedy}");
         }
-        assert_eq!(NpuError::NoNpu("x".into()).remedy(), None);
+        assert_eq!(NpuError::Unfit("x".into()).remedy(), None);
     }
 }

@@ -193,7 +193,7 @@ impl Runtime {
                     Err(e) => reasons.push(e.to_string()),
                 }
             }
-            return Err(NpuError::NoNpu(reasons.join("; ")));
+            return Err(NpuError::Unfit(format!("no NPU was found: {}", reasons.join("; "))));
         };
         let all = self.hardware(provider)?;
         let wanted = spec.hardware.unwrap_or(provider.hardware()[0]);
@@ -219,7 +219,7 @@ impl Runtime {
             _ => "If there is one, its driver is missing",
         };
         let (provider, wanted) = (provider.name(), wanted.name());
-        Err(NpuError::NoHardware { provider, wanted, found, hint })
+        Err(NpuError::Unfit(format!("provider {provider} finds no {wanted} here; {found}. {hint}")))
     }
 
     /// Loads what a provider needs that was chosen in another process.

@@ -42,7 +42,7 @@ pub fn replay_qnn(
         written = std::fs::write(&file.path, recording);
         work();
     });
-    written.map_err(|e| NpuError::NoFolder { folder: file.path.clone(), why: e.to_string() })?;
+    written.map_err(|e| NpuError::no_folder(&file.path, &e))?;
     let mut windows = Vec::new();
     for _ in 0..runs {
         timed(Lane::Queue, "write inputs", &mut || ());
