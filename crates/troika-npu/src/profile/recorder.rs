@@ -125,10 +125,8 @@ impl Recorder {
     pub fn span(&self, lane: Lane, name: &str, graph: &str, start: Duration) -> Window {
         let window = Window { start, end: self.now() };
         if self.tracer.enabled() {
-            let args = vec![
-                ("device", Arg::Text(self.device.clone())),
-                ("graph", Arg::Text(graph.into())),
-            ];
+            let text = |text: &str| Arg::Text(text.into());
+            let args = vec![("device", text(&self.device)), ("graph", text(graph))];
             let lane = self.lanes[lane as usize].clone();
             let Window { start, end } = window;
             let name = name.to_string().into();
