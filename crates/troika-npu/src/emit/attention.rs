@@ -1,9 +1,8 @@
 //! Attention over keys and values, which the host gathers from its cache unless the file keeps them.
 
-use troika_device::DeviceError;
 use troika_graph::{Attention, DType, Node, ValueId};
 
-use super::verb::{Seen, Verb};
+use super::verb::{Result, Seen, Verb};
 use super::{Emitter, GraphWriter, MASK};
 use crate::rewrites::Rewrite;
 
@@ -44,12 +43,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
     }
 
     /// `softmax(cap(q * k^T * scale) + mask) * v`, perhaps in slices of queries.
-    pub(super) fn attention(
-        &mut self,
-        q: &str,
-        a: &Attention,
-        node: &Node,
-    ) -> Result<String, DeviceError> {
+    pub(super) fn attention(&mut self, q: &str, a: &Attention, node: &Node) -> Result<String> {
         let Seen { keys, values, mask, positions } = match W::kept(self, a, node)? {
             Some(seen) => seen,
             None => self.gathered(a, &node.states),

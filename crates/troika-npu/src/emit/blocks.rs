@@ -3,11 +3,10 @@
 
 use std::ops::Range;
 
-use troika_device::DeviceError;
 use troika_graph::blocks::BlockParts;
 use troika_graph::{DType, WeightRef, WeightSlice};
 
-use super::verb::Verb;
+use super::verb::{Result, Verb};
 use super::{Emitter, GraphWriter};
 use crate::onnx::{Attribute, ElementType, OnnxModel};
 
@@ -72,7 +71,7 @@ impl Emitter<'_, OnnxModel> {
         &mut self,
         weight: WeightRef,
         halves: bool,
-    ) -> Result<Vec<(Range<usize>, String)>, DeviceError> {
+    ) -> Result<Vec<(Range<usize>, String)>> {
         let decl = self.graph.weight(weight);
         let (n, k, dtype) = (decl.rows, decl.cols, decl.dtype);
         if !self.keeps_blocks(weight) {
@@ -130,11 +129,7 @@ impl Emitter<'_, OnnxModel> {
     }
 
     /// The rows of a table that indices `[rows, 1]` name.
-    pub(super) fn table_rows(
-        &mut self,
-        table: WeightRef,
-        ids: &str,
-    ) -> Result<String, DeviceError> {
+    pub(super) fn table_rows(&mut self, table: WeightRef, ids: &str) -> Result<String> {
         if self.keeps_blocks(table) {
             return self.look_up(table, ids);
         }
@@ -146,7 +141,7 @@ impl Emitter<'_, OnnxModel> {
     }
 
     /// The rows of a table of blocks that indices `[rows, 1]` name, as floats `[rows, cols]`.
-    fn look_up(&mut self, table: WeightRef, ids: &str) -> Result<String, DeviceError> {
+    fn look_up(&mut self, table: WeightRef, ids: &str) -> Result<String> {
         let decl = self.graph.weight(table);
         let (n, k, group) = (decl.rows, decl.cols, decl.dtype.group_len());
         let groups = k / group;

@@ -1,10 +1,9 @@
 //! Products, and those of floats and of halves as ONNX has them.
 
-use troika_device::DeviceError;
 use troika_graph::{ActivationFormat, DType, ExpertGroup, HeadLinear, WeightRef};
 
 use super::int4::{int4_rows, nibbles};
-use super::verb::{Product, Verb};
+use super::verb::{Product, Result, Verb};
 use super::{Emitter, GraphWriter};
 use crate::onnx::{Attribute, ElementType, OnnxModel};
 use crate::rewrites::Rewrite;
@@ -30,7 +29,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
         weight: WeightRef,
         bias: Option<WeightRef>,
         activations: ActivationFormat,
-    ) -> Result<String, DeviceError> {
+    ) -> Result<String> {
         let of = |x| Product { x, weight, bias, activations };
         let Some(rows) = self.group else { return W::product(self, of(x)) };
         let (n, k) = (self.graph.weight(weight).rows as i64, self.graph.weight(weight).cols as i64);
@@ -40,11 +39,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
     }
 
     /// Each expert on its rows.
-    pub(super) fn expert_group(
-        &mut self,
-        x: &str,
-        group: &ExpertGroup,
-    ) -> Result<String, DeviceError> {
+    pub(super) fn expert_group(&mut self, x: &str, group: &ExpertGroup) -> Result<String> {
         let (e, all) = (&group.experts, self.rows);
         let mut parts = Vec::with_capacity(e.gate.len());
         for i in 0..e.gate.len() {
@@ -66,7 +61,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
         x: &str,
         cols: usize,
         heads: &HeadLinear,
-    ) -> Result<String, DeviceError> {
+    ) -> Result<String> {
         let each = cols / heads.weights.len().max(1);
         let mut parts = Vec::new();
         for (i, weight) in heads.weights.iter().enumerate() {
@@ -77,7 +72,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
     }
 
     /// `x * weight^T + bias` of a weight that rewrites take as a whole.
-    pub(crate) fn whole_product(&mut self, of: Product<'_>) -> Result<String, DeviceError> {
+    pub(crate) fn whole_product(&mut self, of: Product<'_>) -> Result<String> {
         let halves = of.activations == ActivationFormat::F16;
         let matrix = self.matrix_of(of.weight, of.bias, halves)?;
         Ok(self.whole(of.x, &matrix))
@@ -88,7 +83,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
         weight: WeightRef,
         bias: Option<WeightRef>,
         halves: bool,
-    ) -> Result<Matrix, DeviceError> {
+    ) -> Result<Matrix> {
         let (values, decl) = (self.read(weight)?, self.graph.weight(weight));
         let bias = bias.map(|b| self.read(b)).transpose()?;
         Ok(Matrix { n: decl.rows, k: decl.cols, values, bias, halves })
@@ -181,7 +176,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
 
 impl Emitter<'_, OnnxModel> {
     /// `x * weight^T + bias` in a format.
-    pub(super) fn product_in(&mut self, of: Product<'_>) -> Result<String, DeviceError> {
+    pub(super) fn product_in(&mut self, of: Product<'_>) -> Result<String> {
         let Product { x, weight, bias, activations } = of;
         if let Some(format) = activations.converted_numbers() {
             return self.quantized(x, weight, bias, format);
@@ -201,7 +196,7 @@ impl Emitter<'_, OnnxModel> {
         x: &str,
         weight: WeightRef,
         bias: Option<WeightRef>,
-    ) -> Result<String, DeviceError> {
+    ) -> Result<String> {
         let mut matrix = self.matrix_of(weight, bias, true)?;
         let (n, k) = (matrix.n, matrix.k);
         let (numbers, scales) = int4_rows(&std::mem::take(&mut matrix.values), k);
@@ -231,7 +226,7 @@ impl Emitter<'_, OnnxModel> {
         weight: WeightRef,
         bias: Option<WeightRef>,
         halves: bool,
-    ) -> Result<String, DeviceError> {
+    ) -> Result<String> {
         let x = self.narrowed(x, halves);
         let bias = bias.map(|b| self.read(b)).transpose()?;
         let mut parts = Vec::new();

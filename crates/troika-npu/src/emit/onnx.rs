@@ -1,9 +1,8 @@
 //! Verbs as ONNX's operators.
 
-use troika_device::DeviceError;
 use troika_graph::{DType, WeightRef};
 
-use super::verb::{Product, Verb};
+use super::verb::{Product, Result, Verb};
 use super::{Emitter, GraphWriter, element, half_bytes};
 use crate::onnx::{Attribute, ElementType, OnnxModel};
 
@@ -92,15 +91,11 @@ impl GraphWriter for OnnxModel {
         Some(self.node("SimplifiedLayerNormalization", &[x, weight], &attributes))
     }
 
-    fn product(e: &mut Emitter<'_, Self>, of: Product<'_>) -> Result<String, DeviceError> {
+    fn product(e: &mut Emitter<'_, Self>, of: Product<'_>) -> Result<String> {
         e.product_in(of)
     }
 
-    fn rows_of_table(
-        e: &mut Emitter<'_, Self>,
-        table: WeightRef,
-        ids: &str,
-    ) -> Result<String, DeviceError> {
+    fn rows_of_table(e: &mut Emitter<'_, Self>, table: WeightRef, ids: &str) -> Result<String> {
         e.table_rows(table, ids)
     }
 }

@@ -1,16 +1,15 @@
 //! Each op as verbs.
 
-use troika_device::DeviceError;
 use troika_graph::{Activation, DType, Node, Op, Rope, RopeStyle, ValueId, WeightRef};
 
-use super::verb::Verb;
+use super::verb::{Result, Verb};
 use super::{Emitter, GraphWriter};
 use crate::rewrites::Rewrite;
 use crate::rotation::Rotation;
 
 impl<W: GraphWriter> Emitter<'_, W> {
     /// Adds an op.
-    pub fn op(&mut self, node: &Node) -> Result<(), DeviceError> {
+    pub fn op(&mut self, node: &Node) -> Result<()> {
         let (&[out], [first, ..]) = (&node.outputs[..], &node.inputs[..]) else {
             return Err(self.wrong(format!("op {} has no input or output", node.op.name())));
         };
@@ -164,7 +163,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
         self.viewed(&done, &[self.rows as i64, -1])
     }
 
-    fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Result<String, DeviceError> {
+    fn embed(&mut self, ids: &str, table: WeightRef, scale: f32) -> Result<String> {
         let rows = W::rows_of_table(self, table, ids)?;
         // Here the residual stream begins.
         let factor = scale / self.model.divisor().unwrap_or(1.0);
@@ -174,14 +173,14 @@ impl<W: GraphWriter> Emitter<'_, W> {
     }
 
     /// A value as it is, where the residual stream is divided.
-    fn undivided(&mut self, id: ValueId) -> Result<String, DeviceError> {
+    fn undivided(&mut self, id: ValueId) -> Result<String> {
         let x = self.tensor(id)?;
         let by = self.model.divisor().filter(|_| self.model.is_divided(&x));
         Ok(by.map_or(x.clone(), |by| self.times(&x, by)))
     }
 
     /// A sum, which is divided if a side is.
-    fn sum(&mut self, x: &str, other: ValueId) -> Result<String, DeviceError> {
+    fn sum(&mut self, x: &str, other: ValueId) -> Result<String> {
         let mut sides = [x.to_string(), self.tensor(other)?];
         let by = self.model.divisor().unwrap_or(1.0);
         let divided = sides.each_ref().map(|side| self.model.is_divided(side));
@@ -323,7 +322,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
 
     /// Tensors with cosines and sines of positions: inputs, unless the file has them, one pair for all
     /// that rotate alike.
-    fn rotation(&mut self, rope: &Rope, positions: ValueId) -> Result<[String; 2], DeviceError> {
+    fn rotation(&mut self, rope: &Rope, positions: ValueId) -> Result<[String; 2]> {
         if let Some(known) = self.model.rotation(rope, self.rows) {
             return Ok(known);
         }
@@ -347,13 +346,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
         Ok(names)
     }
 
-    fn rope(
-        &mut self,
-        x: &str,
-        positions: ValueId,
-        cols: usize,
-        rope: &Rope,
-    ) -> Result<String, DeviceError> {
+    fn rope(&mut self, x: &str, positions: ValueId, cols: usize, rope: &Rope) -> Result<String> {
         let Rope { head_dim, offset, rotary_dim, style, .. } = *rope;
         let (heads, half) = (cols / head_dim, rotary_dim / 2);
         let [cos, sin] = self.rotation(rope, positions)?;

@@ -1,14 +1,14 @@
 //! Products of whole numbers, as pairs of QuantizeLinear and DequantizeLinear around MatMul that
 //! compilers turn into integer code.
 
-use troika_device::{DeviceError, calibrated};
+use troika_device::calibrated;
 use troika_graph::{
     ActivationFormat, CalibrationTensor, DType, InputRange, IntFormat, Rounding, ScaleGranularity,
     ScaleOrigin, WeightRef,
 };
 
 use super::int4::{has_int4_blocks, pack_blocks};
-use super::verb::Verb;
+use super::verb::{Result, Verb};
 use super::{Emitter, GraphWriter};
 use crate::onnx::{Attribute, ElementType, OnnxModel};
 use crate::provider::Provider;
@@ -27,7 +27,7 @@ impl Emitter<'_, OnnxModel> {
         weight: WeightRef,
         bias: Option<WeightRef>,
         format: IntFormat,
-    ) -> Result<String, DeviceError> {
+    ) -> Result<String> {
         let y = match (format.scales, format.granularity) {
             (ScaleOrigin::Dynamic, _) => self.by_rows(x, weight, format)?,
             (_, ScaleGranularity::Columns(n)) => self.by_columns(x, weight, format, n)?,
@@ -38,12 +38,7 @@ impl Emitter<'_, OnnxModel> {
     }
 
     /// One scale for all inputs.
-    fn calibrated(
-        &mut self,
-        x: &str,
-        weight: WeightRef,
-        format: IntFormat,
-    ) -> Result<String, DeviceError> {
+    fn calibrated(&mut self, x: &str, weight: WeightRef, format: IntFormat) -> Result<String> {
         let decl = self.graph.weight(weight).clone();
         let read = |tensor, n| calibrated(self.weights, &decl.name, (tensor, n));
         let InputRange { factors, limit, .. } = InputRange::of(format.scales, decl.cols, read)?;
@@ -101,7 +96,7 @@ impl Emitter<'_, OnnxModel> {
         weight: WeightRef,
         format: IntFormat,
         columns: usize,
-    ) -> Result<String, DeviceError> {
+    ) -> Result<String> {
         let decl = self.graph.weight(weight).clone();
         let values = self.read(weight)?;
         let most = calibrated(self.weights, &decl.name, (CalibrationTensor::InputMax, decl.cols))?;
@@ -148,7 +143,7 @@ impl Emitter<'_, OnnxModel> {
     }
 
     /// A weight `[k, n]` of 4-bit numbers with scales for blocks of columns.
-    fn int4(&mut self, weight: WeightRef) -> Result<String, DeviceError> {
+    fn int4(&mut self, weight: WeightRef) -> Result<String> {
         let decl = self.graph.weight(weight);
         let (n, k, len) = (decl.rows, decl.cols, decl.dtype.block_len());
         let packed = pack_blocks(decl.dtype, &self.stored(weight)?.bytes, n, k);
@@ -162,12 +157,7 @@ impl Emitter<'_, OnnxModel> {
     }
 
     /// A scale for each row of inputs, with large inputs apart, as floats.
-    fn by_rows(
-        &mut self,
-        x: &str,
-        weight: WeightRef,
-        format: IntFormat,
-    ) -> Result<String, DeviceError> {
+    fn by_rows(&mut self, x: &str, weight: WeightRef, format: IntFormat) -> Result<String> {
         let w = self.int8(&self.read(weight)?, self.graph.weight(weight).cols);
         let usual = self.clamp(x, -ROW_OUTLIER, ROW_OUTLIER);
         let same = self.model.node("Equal", &[x, &usual], &[]);

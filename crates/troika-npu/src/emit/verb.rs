@@ -1,6 +1,9 @@
 //! What a graph is written with: one list of verbs for all forms of files.
 
+use troika_device::DeviceError;
 use troika_graph::{ActivationFormat, DType, WeightRef};
+
+pub(super) type Result<T, E = DeviceError> = std::result::Result<T, E>;
 
 /// What one node of a written graph computes. Operands are tensors of floats unless said.
 #[derive(Clone, Copy, Debug, PartialEq)]
