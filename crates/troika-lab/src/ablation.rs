@@ -9,7 +9,7 @@ use troika::plan::{Policy, Strategy, SyncMode, median};
 use troika::{Model, NpuNumbers, OpenOptions, Outliers, PlanSource, Planned};
 
 use crate::simulate::CHUNK;
-use crate::{LabError, Subject};
+use crate::{LabError, Result, Subject};
 
 /// HeteroInfer's standard lengths (section 4.1).
 const STANDARD: [usize; 5] = [32, 64, 128, 256, 512];
@@ -63,7 +63,7 @@ impl Ablation {
         options: &OpenOptions,
         prompt: usize,
         exchange: Option<Vec<WeightRole>>,
-    ) -> Result<Vec<Step>, LabError> {
+    ) -> Result<Vec<Step>> {
         let [_, second, ..] = &options.devices.devices[..] else {
             let why = "the ablation needs two devices, as in --device npu,cpu";
             return Err(LabError::Impossible(why.into()));
@@ -105,7 +105,7 @@ impl Ablation {
         options: &OpenOptions,
         prompt: usize,
         repetitions: usize,
-    ) -> Result<Vec<StepTime>, LabError> {
+    ) -> Result<Vec<StepTime>> {
         // Plans for virtual devices have the faster order. On others, a profile knows it.
         let exchange = match (self, &options.plan) {
             (Ablation::HeteroInfer, PlanSource::Profile(_)) => {
@@ -145,7 +145,7 @@ impl Ablation {
 }
 
 /// What llm.npu adds to a graph for each prompt with scales for groups of columns.
-fn llm_npu(base: OpenOptions, prompt: usize) -> Result<Vec<Step>, LabError> {
+fn llm_npu(base: OpenOptions, prompt: usize) -> Result<Vec<Step>> {
     let mut groups = base.clone();
     let NpuNumbers::Calibrated(numbers) = &mut groups.npu_numbers else {
         let why = "the ablation needs a calibration (--calibration)";
@@ -204,7 +204,7 @@ impl Step {
     }
 
     /// The model, and the milliseconds that opening it took.
-    fn open(&self, subject: &Subject) -> Result<(Model, f64), LabError> {
+    fn open(&self, subject: &Subject) -> Result<(Model, f64)> {
         let bound = subject.bind(&self.options, true)?;
         let Planned { mut plan, model, .. } = bound.plan(&self.options)?;
         if let Some(exchange) = &self.exchange {

@@ -5,6 +5,8 @@ use troika::sim::SocError;
 use troika_device::DeviceError;
 use troika_model::lower::LowerError;
 
+pub(crate) type Result<T, E = LabError> = std::result::Result<T, E>;
+
 /// Why an experiment is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {

@@ -12,6 +12,7 @@ mod subject;
 
 pub use ablation::{Ablation, StepTime};
 pub use error::LabError;
+pub(crate) use error::Result;
 pub use hand_over::{HandOverBy, HandOvers, measure_hand_overs};
 pub use profile::{OnProfiled, ProfileOptions, ProfileOutcome, kept_profile, profile};
 pub use reproduce::{Report, reproduce_on, reproduced_ids};

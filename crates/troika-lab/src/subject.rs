@@ -11,7 +11,7 @@ use troika_model::spec::ModelSpec;
 use troika_model::{families, presets};
 use troika_weights::{Quant, WeightMix, WeightStore};
 
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 
 /// The subject of a measurement or plan.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ impl Subject {
     ///
     /// # Errors
     /// Unusable files or config, or an unknown shape or type.
-    pub fn spec(&self) -> Result<ModelSpec, LabError> {
+    pub fn spec(&self) -> Result<ModelSpec> {
         match self {
             Subject::Files(source) => Ok(source.spec()?),
             Subject::Synthetic(preset) => Ok(Shape::find(preset, DType::BF16)?.spec),
@@ -39,7 +39,7 @@ impl Subject {
     ///
     /// # Errors
     /// Unusable files, or an unknown shape.
-    pub fn chosen(&self, options: &OpenOptions) -> Result<OpenOptions, LabError> {
+    pub fn chosen(&self, options: &OpenOptions) -> Result<OpenOptions> {
         match self {
             Subject::Files(source) => Ok(source.chosen(options)?),
             Subject::Synthetic(preset) => {
@@ -55,7 +55,7 @@ impl Subject {
     /// # Errors
     /// A device that cannot be opened, unusable files, an unknown shape, or random weights larger
     /// than the free memory.
-    pub fn bind(&self, options: &OpenOptions, with_values: bool) -> Result<BoundModel, LabError> {
+    pub fn bind(&self, options: &OpenOptions, with_values: bool) -> Result<BoundModel> {
         let options = &self.chosen(options)?;
         let preset = match self {
             Subject::Files(source) => return Ok(BoundModel::open(source, options)?),
@@ -83,7 +83,7 @@ impl Subject {
     ///
     /// # Errors
     /// Those of [`Subject::bind`] and [`Model::open`].
-    pub fn open(&self, options: &OpenOptions) -> Result<Model, LabError> {
+    pub fn open(&self, options: &OpenOptions) -> Result<Model> {
         Ok(match self {
             Subject::Files(source) => Model::open(source, options)?,
             Subject::Synthetic(preset) => {
@@ -120,7 +120,7 @@ impl Shape {
     ///
     /// # Errors
     /// An unknown preset or type, a file that cannot be read as a config.
-    pub fn find(text: &str, usual: DType) -> Result<Shape, LabError> {
+    pub fn find(text: &str, usual: DType) -> Result<Shape> {
         let suffix = text.rsplit_once(':').filter(|_| !Path::new(text).exists());
         let (name, mix) = match suffix {
             Some((name, dtype)) if !dtype.contains('/') && !dtype.ends_with(".json") => {
@@ -155,7 +155,7 @@ impl Shape {
     }
 }
 
-fn read_config(file: &Path) -> Result<Value, LabError> {
+fn read_config(file: &Path) -> Result<Value> {
     let refuse = |why: &dyn fmt::Display| {
         LabError::Impossible(format!("{} cannot be read as a config: {why}", file.display()))
     };

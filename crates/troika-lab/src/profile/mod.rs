@@ -26,7 +26,7 @@ use inputs::RowsAt;
 use points::{Point, PointsOf};
 use soc_file::soc_file;
 
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 use crate::subject::Subject;
 
 /// Receives (measurements done, all measurements).
@@ -77,7 +77,7 @@ pub fn profile(
     subject: &Subject,
     options: &ProfileOptions,
     progress: OnProfiled<'_>,
-) -> Result<ProfileOutcome, LabError> {
+) -> Result<ProfileOutcome> {
     let model = subject.bind(&options.open, true)?;
     if let Some(device) = model.devices.iter().find(|d| options.soc && d.clock().is_some()) {
         let (name, why) = (device.name(), "its file describes it; name real devices");
@@ -160,7 +160,7 @@ struct Begun {
 }
 
 /// An existing profile that can be continued, or a new one.
-fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun, LabError> {
+fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun> {
     // A pipe or device has nothing to read.
     let Some(path) = file.filter(|f| std::fs::metadata(f).map_or(true, |m| m.is_file())) else {
         let (profile, kept) = (Profile::new(here.clone()), file.map(Path::to_path_buf));
@@ -176,7 +176,7 @@ fn begin(here: &ProfileSubject, file: Option<&Path>) -> Result<Begun, LabError> 
     Ok(Begun { notes: found.notes.into_iter().chain(begun.notes).collect(), ..begun })
 }
 
-fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Begun, LabError> {
+fn begin_at(here: &ProfileSubject, file: &Path) -> Result<Begun> {
     let found = |profile: Profile, note: Option<String>, complete: bool| {
         let (notes, kept) = (Vec::from_iter(note), Some(file.to_path_buf()));
         Ok(Begun { profile, notes, kept, complete })
@@ -223,7 +223,7 @@ impl Measuring<'_> {
     }
 
     /// Measures what is missing. `false` if it was stopped.
-    fn all(&mut self, profile: &mut Profile) -> Result<bool, LabError> {
+    fn all(&mut self, profile: &mut Profile) -> Result<bool> {
         let devices = &self.model.devices;
         let experts = devices.len() > 1;
         let products = experts && devices.iter().any(|d| d.caps().static_shapes);
@@ -272,7 +272,7 @@ impl Measuring<'_> {
         at: usize,
         visit: usize,
         profile: &mut Profile,
-    ) -> Result<(), LabError> {
+    ) -> Result<()> {
         let points = self.points(graphs.iter().find_map(|g| g.get(at)));
         let mut loaded = Vec::new();
         for (device, profiler) in profilers.iter_mut().enumerate() {
@@ -360,7 +360,7 @@ impl Measuring<'_> {
     }
 
     /// Writes the current state: first beside the place, then renamed.
-    fn keep(&self, profile: &Profile) -> Result<(), LabError> {
+    fn keep(&self, profile: &Profile) -> Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let text = profile.to_json();
         let written = write_file(file, |out| out.write_all(text.as_bytes()));

@@ -12,17 +12,13 @@ use troika_solve::{PairSample, Profile, RunSample, SegmentPart};
 use troika_time::FittedTime;
 
 use super::pairs::large;
-use crate::error::LabError;
+use crate::error::{LabError, Result};
 
 /// The file's text.
 ///
 /// # Errors
 /// A device without measurements.
-pub(super) fn soc_file(
-    profile: &Profile,
-    model: &BoundModel,
-    lowered: &Lowered,
-) -> Result<String, LabError> {
+pub(super) fn soc_file(profile: &Profile, model: &BoundModel, lowered: &Lowered) -> Result<String> {
     let of = &profile.subject;
     let mut text = format!(
         "# Measured by troika profile (version {}) with {} ({}).\n\

@@ -4,7 +4,7 @@
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Outcome, mean};
 use super::presets::{B1_8, B3, B7, B8};
-use crate::LabError;
+use crate::Result;
 
 /// An engine: the strategies that model its stages, and the printed anchors.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ const TENSOR: &str = "hetero-tensor";
 
 impl Engine {
     /// How many times slower than its processors its stages are, by the anchors.
-    fn slower(self, lab: &mut Lab) -> Result<[f64; 2], LabError> {
+    fn slower(self, lab: &mut Lab) -> Result<[f64; 2]> {
         let layer = lab.ttft(Case::prefill(B8, "hetero-layer", 256))?;
         let prefill = self.anchors[0] * layer / lab.ttft(Case::prefill(B8, self.prefill, 256))?;
         let tensor = lab.tpot(Case::decode(B8, TENSOR, 256))?;
@@ -39,12 +39,7 @@ impl Engine {
     }
 
     /// Milliseconds of a prompt, and of each later token.
-    fn times(
-        self,
-        lab: &mut Lab,
-        model: &'static str,
-        prompt: usize,
-    ) -> Result<[f64; 2], LabError> {
+    fn times(self, lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2]> {
         let [prefill, decode] = self.slower(lab)?;
         let ttft = lab.ttft(Case::decode(model, self.prefill, prompt))?;
         let tpot = lab.tpot(Case::decode(model, self.decode, prompt))?;
@@ -52,12 +47,12 @@ impl Engine {
     }
 }
 
-fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2], LabError> {
+fn ours(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<[f64; 2]> {
     let case = Case::decode(model, TENSOR, prompt);
     Ok([lab.ttft(case)?, lab.tpot(case)?])
 }
 
-pub fn anchors(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn anchors(lab: &mut Lab) -> Result<Outcome> {
     let layer = lab.ttft(Case::decode(B8, "hetero-layer", 256))?;
     let [_, tensor] = ours(lab, B8, 256)?;
     let (mut items, mut notes) = (Vec::new(), Vec::new());
@@ -84,13 +79,13 @@ const GSM8K: TaskTokens = TaskTokens { prompt: 296, out: 340 };
 const LONG: TaskTokens = TaskTokens { prompt: 1787, out: 5 };
 
 /// How many times slower an engine is in a task.
-fn task(lab: &mut Lab, engine: Engine, task: TaskTokens) -> Result<f64, LabError> {
+fn task(lab: &mut Lab, engine: Engine, task: TaskTokens) -> Result<f64> {
     let total = |[ttft, tpot]: [f64; 2]| ttft + tpot * (task.out - 1) as f64;
     let theirs = total(engine.times(lab, B7, task.prompt)?);
     Ok(theirs / total(ours(lab, B7, task.prompt)?))
 }
 
-pub fn end_to_end(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn end_to_end(lab: &mut Lab) -> Result<Outcome> {
     let mut all = Vec::new();
     for engine in ENGINES {
         all.push(task(lab, engine, GSM8K)?);
@@ -110,7 +105,7 @@ pub fn end_to_end(lab: &mut Lab) -> Result<Outcome, LabError> {
     .noted(note))
 }
 
-pub fn prefill_most(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn prefill_most(lab: &mut Lab) -> Result<Outcome> {
     let mut most = [0.0_f64; 2];
     for model in [B8, B7, B3, B1_8] {
         for prompt in [64, 256, 1024] {
@@ -124,7 +119,7 @@ pub fn prefill_most(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::each(items, 0.25))
 }
 
-pub fn long_bench(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn long_bench(lab: &mut Lab) -> Result<Outcome> {
     let [ttft, tpot] = ours(lab, B7, 1787)?;
     let items = vec![Item::new("s", 6.2, (ttft + 4.0 * tpot) * 1e-3)];
     Ok(Outcome::numbers(items, |all| all[0].ours <= 6.2))

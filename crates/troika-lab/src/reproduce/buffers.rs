@@ -18,7 +18,7 @@ use super::lab::Lab;
 use super::outcome::{Item, Outcome};
 use super::presets::MANY_EXPERTS;
 use super::two_cpus::{plain, shared};
-use crate::{LabError, Shape};
+use crate::{Result, Shape};
 
 /// The claim's numbers: experts, experts of a row, rows of a chunk, of a prompt, and of a buffer.
 const EXPERTS: usize = 128;
@@ -45,16 +45,12 @@ impl Subject {
         }
     }
 
-    fn open(&self, options: &OpenOptions) -> Result<Model, LabError> {
+    fn open(&self, options: &OpenOptions) -> Result<Model> {
         self.open_with(options, |_| ())
     }
 
     /// Opens it with a changed plan.
-    fn open_with(
-        &self,
-        options: &OpenOptions,
-        change: impl Fn(&mut Plan),
-    ) -> Result<Model, LabError> {
+    fn open_with(&self, options: &OpenOptions, change: impl Fn(&mut Plan)) -> Result<Model> {
         let bound = match *self {
             Subject::BuiltIn => BoundModel::open(Source::BuiltIn, options)?,
             Subject::Random(hidden, inter, dtype) => {
@@ -70,7 +66,7 @@ impl Subject {
     }
 
     /// Token ids: of a text, or drawn.
-    fn tokens(&self, count: usize) -> Result<Vec<u32>, LabError> {
+    fn tokens(&self, count: usize) -> Result<Vec<u32>> {
         match self {
             Subject::BuiltIn => Ok(novel()?[..count].to_vec()),
             Subject::Random(..) => Ok(drawn(count)),
@@ -79,7 +75,7 @@ impl Subject {
 }
 
 /// Two layers of a model with many experts, made narrower.
-fn many_experts(hidden: usize, inter: usize, dtype: DType) -> Result<Shape, LabError> {
+fn many_experts(hidden: usize, inter: usize, dtype: DType) -> Result<Shape> {
     let mut shape = Shape::find(MANY_EXPERTS, dtype)?;
     let mut config = presets::config(MANY_EXPERTS).unwrap_or_default();
     let heads = hidden / 64;
@@ -113,7 +109,7 @@ fn buffers(dispatch: Dispatch) -> ExpertSettings {
 }
 
 /// The logits of all tokens, a row for each.
-fn logits(model: &Model, tokens: &[u32]) -> Result<Vec<Vec<f32>>, LabError> {
+fn logits(model: &Model, tokens: &[u32]) -> Result<Vec<Vec<f32>>> {
     let mut rows = Vec::with_capacity(tokens.len());
     let mut keep = |_: usize, row: &mut [f32]| rows.push(row.to_vec());
     model.session()?.feed(tokens, WantedLogits::All, &mut keep)?;
@@ -144,7 +140,7 @@ impl Difference {
 }
 
 /// C01.
-pub fn same_as_plain(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn same_as_plain(_: &mut Lab) -> Result<Outcome> {
     let (mut words, mut pass) = (Vec::new(), true);
     for subject in [Subject::BuiltIn, Subject::Random(256, 64, DType::F32)] {
         let tokens = subject.tokens(COMPARED)?;
@@ -180,7 +176,7 @@ pub fn same_as_plain(_: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 /// M28.
-pub fn padded_groups(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn padded_groups(_: &mut Lab) -> Result<Outcome> {
     let subject = Subject::Random(256, 64, DType::F32);
     let room = CHUNK;
     let settings = ExpertSettings { overflow: Overflow::Pad, ..ExpertSettings::default() };
@@ -225,7 +221,7 @@ fn rows_since(before: &GroupStats, after: &GroupStats) -> Vec<u64> {
 }
 
 /// C02.
-pub fn fewer_calls(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn fewer_calls(_: &mut Lab) -> Result<Outcome> {
     let zipf = zipf_routing().layers.swap_remove(0).ids;
     let mut random = Random(3);
     let even = (0..ROWS).flat_map(|_| {
@@ -261,7 +257,7 @@ pub fn fewer_calls(_: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 /// Calls, and counts of experts, for the experts of all rows.
-fn count(dispatch: Dispatch, ids: &[i32]) -> Result<(u64, Vec<ExpertCounts>), LabError> {
+fn count(dispatch: Dispatch, ids: &[i32]) -> Result<(u64, Vec<ExpertCounts>)> {
     let group = |e| ExpertGroupPlan::new("b", vec![e], BUFFER);
     let groups = (0..EXPERTS).map(group).collect();
     let split = ExpertSplit { groups, overflow: Overflow::Cpu, dispatch, expected: Vec::new() };
@@ -283,7 +279,7 @@ fn count(dispatch: Dispatch, ids: &[i32]) -> Result<(u64, Vec<ExpertCounts>), La
 }
 
 /// How much faster rows that gather are than chunks, and how full their buffers, in per cent.
-fn timed() -> Result<(f64, f64), LabError> {
+fn timed() -> Result<(f64, f64)> {
     let subject = Subject::Random(512, 256, DType::Q8_0);
     let open = |dispatch| {
         let options = shared(plain(CHUNK, ROWS), Tiers::Rows(BUFFER), buffers(dispatch));

@@ -9,7 +9,7 @@ use troika_device::{Eviction, Residents};
 use super::experts::{built_in_routing, zipf_routing};
 use super::lab::Lab;
 use super::outcome::Outcome;
-use crate::LabError;
+use crate::Result;
 
 /// Milliseconds of modelled steps: an expert of Qwen3-30B-A3B in Q4_0 (2.7 MB) from a disk of 1.3
 /// GB/s; attention of a token; an expert's weights from memory; and a row of it.
@@ -71,7 +71,7 @@ impl Replayed {
     }
 }
 
-pub fn cached(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn cached(_: &mut Lab) -> Result<Outcome> {
     use CachePolicy::{Optimum, Rule};
     use Eviction::{Fifo, Frequency, Lru};
     let (mut words, mut pass) = (Vec::new(), true);

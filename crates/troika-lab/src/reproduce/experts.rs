@@ -15,7 +15,7 @@ use troika_check::Random;
 use super::lab::Lab;
 use super::outcome::{Item, Outcome, mean};
 use super::two_cpus::{plain, shared};
-use crate::LabError;
+use crate::{LabError, Result};
 
 /// Two texts that the built-in model was not trained on: a novel and a play, both in the public
 /// domain.
@@ -30,28 +30,28 @@ fn options() -> OpenOptions {
     OpenOptions { context: Some(WINDOW), ..OpenOptions::default() }
 }
 
-fn model() -> Result<BoundModel, LabError> {
+fn model() -> Result<BoundModel> {
     Ok(BoundModel::open(Source::BuiltIn, &options())?)
 }
 
 /// The tokens of both texts.
-fn tokens() -> Result<[Vec<u32>; 2], LabError> {
+fn tokens() -> Result<[Vec<u32>; 2]> {
     let (tokenizer, _) = Source::BuiltIn.tokenizer()?;
     let [novel, play] = TEXTS.map(|text| tokenizer.encode(text, true, false));
     Ok([novel.map_err(troika::Error::from)?, play.map_err(troika::Error::from)?])
 }
 
-fn record(texts: &[&[u32]], inputs: bool) -> Result<Vec<RecordedRouting>, LabError> {
+fn record(texts: &[&[u32]], inputs: bool) -> Result<Vec<RecordedRouting>> {
     Ok(record_routing(model()?, &options(), texts, inputs, &mut |_, _| true)?.unwrap_or_default())
 }
 
-pub fn novel() -> Result<Vec<u32>, LabError> {
+pub fn novel() -> Result<Vec<u32>> {
     let [novel, _] = tokens()?;
     Ok(novel)
 }
 
 /// What a predictor learns of the first part of a text, and the routing of the rest.
-pub fn predictor_of_text() -> Result<(RoutingPredictor, RecordedRouting), LabError> {
+pub fn predictor_of_text() -> Result<(RoutingPredictor, RecordedRouting)> {
     let text = novel()?;
     let (learnt, rest) = text.split_at(text.len() * 3 / 4);
     let mut recorded = record(&[learnt, rest], true)?.into_iter();
@@ -64,7 +64,7 @@ pub fn predictor_of_text() -> Result<(RoutingPredictor, RecordedRouting), LabErr
 }
 
 /// The routing of both texts.
-pub fn built_in_routing() -> Result<RoutingTrace, LabError> {
+pub fn built_in_routing() -> Result<RoutingTrace> {
     let [novel, play] = tokens()?;
     let recorded = record(&[&[novel, play].concat()], false)?;
     recorded.into_iter().next().map(|r| r.trace).ok_or(LabError::Other(troika::Error::NoExperts))
@@ -102,7 +102,7 @@ pub fn zipf_routing() -> RoutingTrace {
 }
 
 /// Overlap of each part of a text with the rest of it, and of two texts.
-pub fn overlaps(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn overlaps(_: &mut Lab) -> Result<Outcome> {
     let [novel, play] = tokens()?;
     let recorded = record(&[&novel, &play], false)?;
     let traces: Vec<&RoutingTrace> = recorded.iter().map(|r| &r.trace).collect();
@@ -141,9 +141,9 @@ fn without(all: &[ExpertUse], part: &[ExpertUse]) -> Vec<ExpertUse> {
 }
 
 /// Perplexity with rows dropped in each way.
-pub fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn dropped(_: &mut Lab) -> Result<Outcome> {
     let ids = tokens()?.concat();
-    let measure = |by, share| -> Result<f64, LabError> {
+    let measure = |by, share| -> Result<f64> {
         Ok(pruned_perplexity(model()?, &options(), &ids, WINDOW, Pruning { by, share })?.value())
     };
     let plain = measure(PruneBy::LowestSaliency, 0.0)?;
@@ -152,7 +152,7 @@ pub fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
         let loss = |by| Ok::<f64, LabError>(100.0 * (measure(by, share)? / plain - 1.0));
         let saliency = loss(PruneBy::LowestSaliency)?;
         let seeds = [1, 2, 3].map(|seed| loss(PruneBy::Random(seed)));
-        let random = mean(&seeds.into_iter().collect::<Result<Vec<f64>, LabError>>()?);
+        let random = mean(&seeds.into_iter().collect::<Result<Vec<f64>>>()?);
         let highest = loss(PruneBy::HighestSaliency)?;
         best &= saliency < random && saliency < highest;
         words.push(format!(
@@ -185,11 +185,7 @@ pub fn dropped(_: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 /// Perplexity with groups of experts on a second device, and the share of rows that are left out.
-fn by_capacity(
-    ids: &[u32],
-    settings: ExpertSettings,
-    tiers: Tiers,
-) -> Result<(f64, f64), LabError> {
+fn by_capacity(ids: &[u32], settings: ExpertSettings, tiers: Tiers) -> Result<(f64, f64)> {
     let model = Model::open(Source::BuiltIn, &shared(plain(WINDOW, WINDOW), tiers, settings))?;
     let measured = model.perplexity(ids, WINDOW, Scored::All, &mut |_| true)?;
     let (dropped, all) = model.engine()?.group_stats().dropped();
@@ -197,7 +193,7 @@ fn by_capacity(
 }
 
 /// Recall of a predictor, and of simple rules.
-pub fn predicted(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn predicted(_: &mut Lab) -> Result<Outcome> {
     let [novel, play] = tokens()?;
     let [novel, play] = [&novel, &play].map(|text| text.split_at(text.len() - text.len() / 4));
     let train = [novel.0, play.0].concat();

@@ -7,8 +7,8 @@ use troika::plan::SyncMode;
 use troika::sim::{CoRun, Soc};
 
 use crate::{
-    Figures, LabError, ProductShape, ProductTime, Shape, SimulateOptions, Simulation, SocStrategy,
-    WEIGHTS,
+    Figures, LabError, ProductShape, ProductTime, Result, Shape, SimulateOptions, Simulation,
+    SocStrategy, WEIGHTS,
 };
 
 /// A SoC, original or modified.
@@ -56,7 +56,7 @@ impl Case {
     }
 }
 
-pub fn temporary_folder() -> Result<tempfile::TempDir, LabError> {
+pub fn temporary_folder() -> Result<tempfile::TempDir> {
     let why = "a folder for temporary files cannot be made";
     let told = |e| LabError::Impossible(format!("{why}: {e}; set TMPDIR to one with room"));
     tempfile::tempdir().map_err(told)
@@ -74,7 +74,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    pub fn new() -> Result<Lab, LabError> {
+    pub fn new() -> Result<Lab> {
         Ok(Lab {
             devices: super::two_cpus::devices(),
             gen3: Soc::find("sd8gen3-fp16")?,
@@ -90,7 +90,7 @@ impl Lab {
         }
     }
 
-    pub fn run(&mut self, case: Case) -> Result<Figures, LabError> {
+    pub fn run(&mut self, case: Case) -> Result<Figures> {
         if let Some(known) = self.done.get(&case) {
             return Ok(known.clone());
         }
@@ -109,12 +109,12 @@ impl Lab {
     }
 
     /// The time to the first token of a case, in milliseconds.
-    pub fn ttft(&mut self, case: Case) -> Result<f64, LabError> {
+    pub fn ttft(&mut self, case: Case) -> Result<f64> {
         Ok(self.run(case)?.ttft_ms())
     }
 
     /// The time per decoded token, in milliseconds.
-    pub fn tpot(&mut self, case: Case) -> Result<f64, LabError> {
+    pub fn tpot(&mut self, case: Case) -> Result<f64> {
         Ok(self.run(case)?.tpot_ms().unwrap_or(f64::NAN))
     }
 
@@ -124,7 +124,7 @@ impl Lab {
         processor: &str,
         [outs, terms, rows]: [usize; 3],
         decoding: bool,
-    ) -> Result<ProductTime, LabError> {
+    ) -> Result<ProductTime> {
         let shape = ProductShape { outs, terms, rows, decoding, exchanged: rows < outs };
         shape.measure(&self.gen3, processor, SyncMode::Blocking)
     }

@@ -12,14 +12,14 @@ use troika_check::relative_error;
 
 use super::lab::Lab;
 use super::outcome::Outcome;
-use crate::{HandOverBy, HandOvers, LabError, measure_hand_overs};
+use crate::{HandOverBy, HandOvers, LabError, Result, measure_hand_overs};
 
 /// Number of hand-overs per way of waiting, and the duration of each task.
 const HAND_OVERS: usize = 1000;
 const EACH: Duration = Duration::from_micros(1000);
 
 /// Predicted waits compared with blocking and spinning.
-pub fn waits(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn waits(_: &mut Lab) -> Result<Outcome> {
     let measure = |by| measure_hand_overs(by, HAND_OVERS, EACH);
     let predicted = measure(HandOverBy::Predicting)?;
     let spinning = measure(HandOverBy::Spinning)?;
@@ -50,7 +50,7 @@ const PROMPT: usize = 37;
 
 /// Compares the built-in model's logits on two devices with different kernels, divided in each way,
 /// with those on one device.
-pub fn partitions(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn partitions(_: &mut Lab) -> Result<Outcome> {
     let ways = ["split-columns", "split-columns=0.3", "split-rows=16", "split-hybrid"];
     let one = logits(Strategy::OneDevice)?;
     let (mut said, mut pass) = (Vec::new(), true);
@@ -65,7 +65,7 @@ pub fn partitions(_: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::words("1e-5", said.join("; "), pass).noted(note))
 }
 
-fn logits(strategy: Strategy) -> Result<Vec<f32>, LabError> {
+fn logits(strategy: Strategy) -> Result<Vec<f32>> {
     let spec = |name: &str, isa: Option<&str>| DeviceSpec {
         name: Some(name.into()),
         isa: isa.map(String::from),
@@ -77,7 +77,7 @@ fn logits(strategy: Strategy) -> Result<Vec<f32>, LabError> {
 }
 
 /// The built-in model's logits in f32, of all tokens of a prompt.
-pub fn built_in_logits(tokens: usize, options: OpenOptions) -> Result<Vec<f32>, LabError> {
+pub fn built_in_logits(tokens: usize, options: OpenOptions) -> Result<Vec<f32>> {
     let (dtype, kv_dtype) = (FloatType::F32, Some(DType::F32));
     let model = Model::open(Source::BuiltIn, &OpenOptions { dtype, kv_dtype, ..options })?;
     let tokens: Vec<u32> = (0..tokens as u32).map(|i| 10 + i * 7).collect();

@@ -15,14 +15,14 @@ use super::lab::{Lab, Phone};
 use super::outcome::Outcome;
 use super::presets;
 use crate::simulate::on_board;
-use crate::{LabError, Shape, SimulateOptions, Simulation, SocStrategy};
+use crate::{Result, Shape, SimulateOptions, Simulation, SocStrategy};
 
 /// What the NPU reaches, and the claim's prompt and chunk.
 const HOLDS: u64 = 4 << 30;
 const PROMPT: usize = 1024;
 const CHUNK: usize = 256;
 
-pub fn feed_forwards_first(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn feed_forwards_first(lab: &mut Lab) -> Result<Outcome> {
     let shape = Shape::find(presets::B7, DType::Q8_0)?;
     let mut soc = lab.soc(Phone::Gen3);
     for processor in soc.processors.iter_mut().filter(|p| p.name == "npu") {
@@ -69,12 +69,7 @@ impl Placed {
     }
 }
 
-fn placed(
-    soc: &Soc,
-    shape: &Shape,
-    other: &str,
-    attention_first: bool,
-) -> Result<Placed, LabError> {
+fn placed(soc: &Soc, shape: &Shape, other: &str, attention_first: bool) -> Result<Placed> {
     let (all, _) = on_board(soc)?;
     let named = |name| all.iter().filter(move |d| d.name() == name).cloned();
     let opened: Vec<Arc<dyn Device>> = ["npu", other].into_iter().flat_map(named).collect();

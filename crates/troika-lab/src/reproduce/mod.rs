@@ -32,7 +32,7 @@ use lab::Lab;
 use outcome::RunWhen::{self, Always, Elsewhere, Named};
 use outcome::{Kind, Outcome, Target, Verdict};
 
-use crate::LabError;
+use crate::Result;
 
 /// A table of all claims, in the papers' order.
 const CLAIMS: &str = include_str!("claims.md");
@@ -166,7 +166,7 @@ pub struct Report {
 ///
 /// # Errors
 /// A failing simulation.
-pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Report, LabError> {
+pub fn reproduce_on(ids: &[String], devices: Option<DeviceOptions>) -> Result<Report> {
     let wanted = |t: &Target| ids.is_empty() || ids.iter().any(|id| id.eq_ignore_ascii_case(t.id));
     let mut lab = Lab::new()?;
     lab.devices = devices.unwrap_or(lab.devices);

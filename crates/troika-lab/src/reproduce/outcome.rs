@@ -1,6 +1,6 @@
 //! Targets and their results.
 
-use crate::LabError;
+use crate::Result;
 
 use super::lab::Lab;
 
@@ -41,11 +41,11 @@ pub struct Target {
 /// When and how the experiment of a target runs.
 #[derive(Clone, Copy)]
 pub enum RunWhen {
-    Always(fn(&mut Lab) -> Result<Outcome, LabError>),
+    Always(fn(&mut Lab) -> Result<Outcome>),
     /// Where its target is named, after what it does and the targets to name: what computes with real
     /// kernels or measures this machine would make a list of all targets slow, and another one each
     /// time.
-    Named(&'static str, &'static str, fn(&mut Lab) -> Result<Outcome, LabError>),
+    Named(&'static str, &'static str, fn(&mut Lab) -> Result<Outcome>),
     /// Not in this command, and where else.
     Elsewhere(&'static str),
 }

@@ -12,7 +12,7 @@ use super::lab::Lab;
 use super::machine::built_in_logits;
 use super::outcome::{Item, Outcome};
 use super::presets;
-use crate::{LabError, Shape};
+use crate::{Result, Shape};
 
 /// The prompt and chunk of the claim.
 const PROMPT: usize = 1024;
@@ -20,7 +20,7 @@ const CHUNK: usize = 256;
 
 /// Counts a model's subgraphs, cut where llm.npu cuts them, and what they take with their weights:
 /// one for each chunk, or those shared that depend on the number of rows alone.
-pub fn shared(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn shared(_: &mut Lab) -> Result<Outcome> {
     let shape = Shape::find(presets::UI, DType::Q8_0)?;
     let store = shape.lazy_weights(Quant::None);
     let bounds = LowerOptions { max_rows: CHUNK, max_kv: PROMPT, kv_dtype: DType::F16 };
@@ -66,7 +66,7 @@ fn bytes(graph: &Subgraph) -> f64 {
 }
 
 /// The built-in model's logits in chunks, against the logits of the whole prompt.
-pub fn chunked(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn chunked(_: &mut Lab) -> Result<Outcome> {
     const SHORT: usize = 16;
     let (mut worst, mut pass) = (0.0_f32, true);
     for tokens in [1, SHORT - 1, SHORT, SHORT + 1, 3 * SHORT + 7] {

@@ -9,7 +9,7 @@ use troika_engine::{SequenceInput, WantedLogits};
 
 use super::lab::{Lab, temporary_folder};
 use super::outcome::Outcome;
-use crate::LabError;
+use crate::Result;
 use crate::profile::{ProfileOptions, profile};
 use crate::subject::Subject;
 
@@ -21,7 +21,7 @@ const ROUNDS: usize = 15;
 /// The most of the time of one device.
 const MOST: f64 = 1.05;
 
-pub fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn planned(lab: &mut Lab) -> Result<Outcome> {
     let folder = temporary_folder()?;
     let file = ProfileAt::File(folder.path().join("profile.json"));
     let open = OpenOptions {
@@ -69,7 +69,7 @@ pub fn planned(lab: &mut Lab) -> Result<Outcome, LabError> {
 }
 
 /// Milliseconds of a prompt by each of two models, and the median of their ratios, in turns.
-fn in_turns(models: [&Model; 2], prompt: usize) -> Result<[f64; 3], LabError> {
+fn in_turns(models: [&Model; 2], prompt: usize) -> Result<[f64; 3]> {
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {
         // Who begins changes, so that a disturbance affects both alike.
@@ -89,7 +89,7 @@ fn in_turns(models: [&Model; 2], prompt: usize) -> Result<[f64; 3], LabError> {
 }
 
 /// Milliseconds of a prompt that was not computed before.
-fn prompt_ms(model: &Model, prompt: usize, round: usize) -> Result<f64, LabError> {
+fn prompt_ms(model: &Model, prompt: usize, round: usize) -> Result<f64> {
     let vocab = model.spec().vocab;
     let token = |i: usize| ((i * 31 + round * 17 + 5) % vocab) as u32;
     let tokens: Vec<u32> = (0..prompt).map(token).collect();

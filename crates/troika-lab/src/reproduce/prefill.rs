@@ -3,24 +3,24 @@
 use super::lab::{Case, Lab, Phone};
 use super::outcome::{Item, Outcome, mean};
 use super::presets::{B1_8, B3, B7, B8};
-use crate::LabError;
+use crate::Result;
 
 const TENSOR: &str = "hetero-tensor";
 const LAYER: &str = "hetero-layer";
 
-pub fn prefill_256(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn prefill_256(lab: &mut Lab) -> Result<Outcome> {
     let rate = lab.run(Case::prefill(B8, TENSOR, 256))?.prefill_rate();
     // The paper prints both: compares with the nearer one.
     let printed = if (rate - 236.92_f64).abs() < (rate - 247.9).abs() { 236.92 } else { 247.9 };
     Ok(Outcome::each(vec![Item::new("tok/s", printed, rate)], 0.12))
 }
 
-fn gain(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<f64, LabError> {
+fn gain(lab: &mut Lab, model: &'static str, prompt: usize) -> Result<f64> {
     let layer = lab.ttft(Case::prefill(model, LAYER, prompt))?;
     Ok(layer / lab.ttft(Case::prefill(model, TENSOR, prompt))?)
 }
 
-pub fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome> {
     let mut gains = Vec::new();
     for model in [B8, B7, B3, B1_8] {
         for prompt in [32, 64, 256, 1024] {
@@ -36,13 +36,13 @@ pub fn tensor_over_layer(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass).noted(format!("at 256, the 8B model: {at_256:.3}")))
 }
 
-pub fn small_model(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn small_model(lab: &mut Lab) -> Result<Outcome> {
     let rate = lab.run(Case::prefill(B1_8, TENSOR, 256))?.prefill_rate();
     let note = "the ratio to llm.npu (564 tok/s) needs that paper's profile of the NPU";
     Ok(Outcome::each(vec![Item::new("tok/s", 1092.0, rate)], 0.25).noted(note))
 }
 
-pub fn dynamic_length(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn dynamic_length(lab: &mut Lab) -> Result<Outcome> {
     let ours = lab.ttft(Case::prefill(B8, TENSOR, 525))?;
     let mut items = Vec::new();
     for (strategy, printed) in [("online-prepare", 2.24), ("padding", 2.21), ("npu-pipe", 1.35)] {
@@ -57,7 +57,7 @@ fn lengths() -> impl Iterator<Item = usize> {
     (100..=1000).step_by(25)
 }
 
-pub fn all_lengths(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn all_lengths(lab: &mut Lab) -> Result<Outcome> {
     let figures = lab.run(Case::prefill(B8, "online-prepare", 135))?;
     let share = figures.prepare_ns as f64 / figures.ttft_ns as f64;
     let mut slower = Vec::new();
@@ -78,7 +78,7 @@ pub fn all_lengths(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass).noted(note))
 }
 
-pub fn above_standard(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn above_standard(lab: &mut Lab) -> Result<Outcome> {
     let mut ratios = Vec::new();
     for standard in [128, 256, 512] {
         for more in [1, 4, 8, 12, 16] {
@@ -92,7 +92,7 @@ pub fn above_standard(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::each(vec![Item::new("mean ratio", printed, ours)], 0.15))
 }
 
-pub fn against_pipe(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn against_pipe(lab: &mut Lab) -> Result<Outcome> {
     let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
     for prompt in lengths().filter(|n| n % 32 != 0) {
         let pipe = lab.ttft(Case::prefill(B8, "npu-pipe", prompt))?;
@@ -103,8 +103,8 @@ pub fn against_pipe(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, |_| least >= 0.08 && most <= 0.35))
 }
 
-pub fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
-    let mut gains = |strategy: &'static str, prompts: &[usize]| -> Result<f64, LabError> {
+pub fn fast_sync(lab: &mut Lab) -> Result<Outcome> {
+    let mut gains = |strategy: &'static str, prompts: &[usize]| -> Result<f64> {
         let mut all = Vec::new();
         for prompt in prompts {
             let fast = Case::prefill(B8, strategy, *prompt);
@@ -121,7 +121,7 @@ pub fn fast_sync(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass))
 }
 
-pub fn ablation(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn ablation(lab: &mut Lab) -> Result<Outcome> {
     let case = |strategy| Case { blocking: true, ..Case::prefill(B8, strategy, 320) };
     let in_order = |strategy| Case { exchange: false, ..case(strategy) };
     let gpu = lab.ttft(case("gpu-only"))?;
@@ -146,7 +146,7 @@ pub fn ablation(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass).noted(format!("end over GPU: {:.2}", gpu / sync)))
 }
 
-pub fn elite(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn elite(lab: &mut Lab) -> Result<Outcome> {
     let case = Case::prefill(B8, TENSOR, 256);
     let ratio = lab.ttft(case)? / lab.ttft(Case { phone: Phone::Elite, ..case })?;
     let pass = |all: &[Item]| (all[0].ours - 1.105).abs() <= 0.02;

@@ -18,7 +18,7 @@ use super::caches::{CachePolicy, Choice, Prefetch, Replay, choices};
 use super::experts::{novel, predictor_of_text, zipf_routing};
 use super::lab::{Lab, temporary_folder};
 use super::outcome::Outcome;
-use crate::LabError;
+use crate::Result;
 
 /// Tokens of a prompt and of an answer, and how many pairs are measured.
 const PROMPT: usize = 64;
@@ -32,7 +32,7 @@ const HALF: u64 = 50;
 /// Milliseconds that disks take to read an expert, where attention takes 0.4.
 const READS: [f64; 3] = [0.2, 0.6, 2.0];
 
-pub fn preloaded(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn preloaded(_: &mut Lab) -> Result<Outcome> {
     let (predictor, rest) = predictor_of_text()?;
     let (mut words, mut pass) = (Vec::new(), true);
     let zipf = zipf_routing();
@@ -119,11 +119,7 @@ struct Measured {
     stalled: f64,
 }
 
-fn measured(
-    share: u64,
-    predictor: &Arc<RoutingPredictor>,
-    folder: &Path,
-) -> Result<Measured, LabError> {
+fn measured(share: u64, predictor: &Arc<RoutingPredictor>, folder: &Path) -> Result<Measured> {
     let options = |experts| OpenOptions {
         context: Some(2 * (PROMPT + ANSWER)),
         cache: Some(CacheFolder::new(folder)),
@@ -154,7 +150,7 @@ fn measured(
 }
 
 /// Seconds of a decoded token, and how many of them computing waited for experts.
-fn answer(model: &Model, prompt: &[u32]) -> Result<(f64, f64), LabError> {
+fn answer(model: &Model, prompt: &[u32]) -> Result<(f64, f64)> {
     let before = model.expert_stats().unwrap_or_default();
     let request = Request { max_tokens: Some(ANSWER), ignore_eos: true, ..Request::default() };
     let on_token = &mut |_, _: &str| troika::Control::Continue;

@@ -6,7 +6,7 @@ use troika::plan::SyncMode;
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Outcome, mean};
 use super::presets::B8;
-use crate::{LabError, ProductShape};
+use crate::{LabError, ProductShape, Result};
 
 /// Rows and columns of the weights, rows of the activations; GPU and NPU.
 const TABLE_3: [([usize; 3], f64, f64); 6] = [
@@ -19,12 +19,12 @@ const TABLE_3: [([usize; 3], f64, f64); 6] = [
 ];
 
 /// The GPU's times include the waiting call; the NPU's framework times the run alone.
-fn product_us(lab: &Lab, processor: &str, shape: [usize; 3]) -> Result<f64, LabError> {
+fn product_us(lab: &Lab, processor: &str, shape: [usize; 3]) -> Result<f64> {
     let time = lab.product(processor, shape, shape[2] == 1)?;
     Ok(if processor == "gpu" { time.latency_us } else { time.run_us })
 }
 
-pub fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, LabError> {
+pub fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome> {
     let mut items = Vec::new();
     for (shape, gpu, npu) in TABLE_3 {
         let printed = if processor == "gpu" { gpu } else { npu };
@@ -38,7 +38,7 @@ pub fn table_3(lab: &mut Lab, processor: &str) -> Result<Outcome, LabError> {
     }))
 }
 
-pub fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn order(lab: &mut Lab) -> Result<Outcome> {
     let mut items = Vec::new();
     for rows in [64, 128, 256, 512] {
         let us = |exchanged| {
@@ -55,7 +55,7 @@ pub fn order(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, |all| all.iter().any(near)))
 }
 
-pub fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn stages(lab: &mut Lab) -> Result<Outcome> {
     let mut steps = Vec::new();
     let mut before = None;
     for rows in 1..=96 {
@@ -70,7 +70,7 @@ pub fn stages(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::words("steps at 33, 65", format!("steps at {ours}"), steps == [33, 65]))
 }
 
-pub fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn bandwidth(lab: &mut Lab) -> Result<Outcome> {
     let shape = [28_672, 4096, 1];
     let alone = lab.product("gpu", shape, true)?;
     let gpu = alone.weight_bytes / alone.run_us * 1e-3;
@@ -88,9 +88,9 @@ pub fn bandwidth(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::each(items, 0.05))
 }
 
-pub fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn hand_over(lab: &mut Lab) -> Result<Outcome> {
     let shape = ProductShape { outs: 4096, terms: 4096, rows: 1, decoding: true, exchanged: false };
-    let cost = |sync| -> Result<f64, LabError> {
+    let cost = |sync| -> Result<f64> {
         let time = shape.measure(&lab.gen3, "gpu", sync)?;
         Ok(time.latency_us - time.run_us)
     };
@@ -100,7 +100,7 @@ pub fn hand_over(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass).noted(format!("fast: {fast:.0} us, submission included")))
 }
 
-pub fn preparation(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn preparation(lab: &mut Lab) -> Result<Outcome> {
     let mut items = Vec::new();
     for (prompt, printed) in [(135, 408.4), (1000, 2050.0)] {
         let figures = lab.run(Case::prefill(B8, "online-prepare", prompt))?;
@@ -125,7 +125,7 @@ const CHOICES: [Choice; 9] = [
     ([4096, 14_336, 320], "hybrid", Some(0.4)),
 ];
 
-pub fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn choices(lab: &mut Lab) -> Result<Outcome> {
     let (mut same, mut must, mut shares) = (0, 0, true);
     let (mut printed, mut ours) = (Vec::new(), Vec::new());
     for ([outs, terms, rows], strategy, share) in CHOICES {
@@ -149,7 +149,7 @@ pub fn choices(lab: &mut Lab) -> Result<Outcome, LabError> {
         .noted(format!("{same} of 9 strategies are the same")))
 }
 
-pub fn ranges(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn ranges(lab: &mut Lab) -> Result<Outcome> {
     let mut items = Vec::new();
     for ([outs, terms], rows, gpu, npu) in [
         ([4096, 4096], 193, 9.0, 1.2),

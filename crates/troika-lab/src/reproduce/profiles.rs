@@ -7,7 +7,7 @@ use troika::trace::{Arg, Span, Tracer, read_chrome};
 
 use super::lab::Lab;
 use super::outcome::Outcome;
-use crate::LabError;
+use crate::{LabError, Result};
 
 /// What the recording lacks of the units that events may have.
 const BYTES: &str = "0,BACKEND,4096,BYTES,BACKEND,ROOT,Bytes of spill and fill\n";
@@ -21,7 +21,7 @@ type Event<'a> = (&'a str, u64, String);
 
 /// Replays a recorded profile within real spans of the host, and looks each of its events up in the
 /// trace.
-pub fn units_are_kept(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn units_are_kept(_: &mut Lab) -> Result<Outcome> {
     let (head, last_run) = QNN_RECORDING.split_at(QNN_RECORDING.rfind("0,EXECUTE").unwrap_or(0));
     let recording = format!("{head}{BYTES}{last_run}");
     let tracer = Tracer::on();

@@ -9,7 +9,7 @@ use troika_check::Random;
 
 use super::lab::Lab;
 use super::outcome::Outcome;
-use crate::LabError;
+use crate::Result;
 
 /// Lists in a queue, as the engine has them.
 const DEPTHS: [(Policy, usize); 3] =
@@ -79,7 +79,7 @@ fn timeline(dag: &Dag, costs: &Costs, policy: Policy, depth: usize) -> Vec<(u64,
 }
 
 /// Checks the times of random prompts.
-pub fn in_order(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn in_order(_: &mut Lab) -> Result<Outcome> {
     let (mut tasks, mut early, mut together) = (0, 0, 0);
     for seed in 0..CHECKED {
         let mut random = Random(seed);
@@ -204,7 +204,7 @@ fn ratios(load: u64) -> [f64; 4] {
 }
 
 /// 3 chunks of 6 segments on two devices, of like and unlike speed.
-pub fn near_the_best(_: &mut Lab) -> Result<Outcome, LabError> {
+pub fn near_the_best(_: &mut Lab) -> Result<Outcome> {
     let of = [1, 2].map(ratios);
     let words = ["alike", "one twice as slow"].into_iter().zip(of).map(|(what, ratios)| {
         let [strict, in_order, out_of_order, path] = ratios;

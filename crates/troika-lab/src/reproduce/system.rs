@@ -4,7 +4,7 @@
 use super::lab::{Case, Lab};
 use super::outcome::{Item, Outcome};
 use super::presets::{B8, UI};
-use crate::LabError;
+use crate::Result;
 
 const STRATEGIES: [&str; 3] = ["gpu-only", "hetero-layer", "hetero-tensor"];
 
@@ -12,17 +12,17 @@ fn case(strategy: &'static str) -> Case {
     Case { generate: 32, ..Case::prefill(B8, strategy, 256) }
 }
 
-fn energy(lab: &mut Lab, strategy: &'static str) -> Result<f64, LabError> {
+fn energy(lab: &mut Lab, strategy: &'static str) -> Result<f64> {
     Ok(lab.run(case(strategy))?.energy_j().unwrap_or(f64::NAN))
 }
 
 /// Watts in prefill and in decode.
-fn watts(lab: &mut Lab, strategy: &'static str) -> Result<[f64; 2], LabError> {
+fn watts(lab: &mut Lab, strategy: &'static str) -> Result<[f64; 2]> {
     let f = lab.run(case(strategy))?;
     Ok([f.prefill_w(), f.decode_w()].map(|watts| watts.unwrap_or(f64::NAN)))
 }
 
-pub fn power(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn power(lab: &mut Lab) -> Result<Outcome> {
     let [prefill, _] = watts(lab, "hetero-layer")?;
     let ratio = energy(lab, "hetero-tensor")? / energy(lab, "hetero-layer")?;
     let items = vec![
@@ -33,13 +33,13 @@ pub fn power(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, pass))
 }
 
-pub fn against_gpu(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn against_gpu(lab: &mut Lab) -> Result<Outcome> {
     let less = 1.0 - energy(lab, "hetero-tensor")? / energy(lab, "gpu-only")?;
     let pass = |all: &[Item]| (0.45..=0.65).contains(&all[0].ours);
     Ok(Outcome::numbers(vec![Item::new("less", 0.55, less)], pass))
 }
 
-pub fn power_order(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn power_order(lab: &mut Lab) -> Result<Outcome> {
     let mut all = Vec::new();
     for strategy in STRATEGIES {
         all.push((strategy, watts(lab, strategy)?));
@@ -55,10 +55,10 @@ pub fn power_order(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::words(printed.join(", "), ours.join(", "), ours == printed).noted(note))
 }
 
-pub fn game(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn game(lab: &mut Lab) -> Result<Outcome> {
     let mut items = Vec::new();
     let mut pass = true;
-    let slower = |lab: &mut Lab, strategy: &'static str| -> Result<[f64; 4], LabError> {
+    let slower = |lab: &mut Lab, strategy: &'static str| -> Result<[f64; 4]> {
         let (alone, both) =
             (lab.run(case(strategy))?, lab.run(Case { game: true, ..case(strategy) })?);
         let decode = alone.tpot_ms().unwrap_or(f64::NAN) / both.tpot_ms().unwrap_or(f64::NAN);
@@ -84,8 +84,8 @@ pub fn game(lab: &mut Lab) -> Result<Outcome, LabError> {
     Ok(Outcome::numbers(items, |_| pass))
 }
 
-pub fn memory(lab: &mut Lab) -> Result<Outcome, LabError> {
-    let of = |lab: &mut Lab, strategy| -> Result<f64, LabError> {
+pub fn memory(lab: &mut Lab) -> Result<Outcome> {
+    let of = |lab: &mut Lab, strategy| -> Result<f64> {
         Ok(lab.run(Case::prefill(B8, strategy, 512))?.peak_bytes as f64)
     };
     let ratio = of(lab, "hetero-tensor")? / of(lab, "gpu-only")?;
@@ -97,7 +97,7 @@ pub fn memory(lab: &mut Lab) -> Result<Outcome, LabError> {
 const SETS: [(&str, usize, usize); 3] =
     [("UI automation", 666, 4), ("summary", 1502, 8), ("questions", 536, 44)];
 
-pub fn prefill_share(lab: &mut Lab) -> Result<Outcome, LabError> {
+pub fn prefill_share(lab: &mut Lab) -> Result<Outcome> {
     let mut parts = Vec::new();
     let mut pass = true;
     for (strategy, least, most) in [("cpu-only", 0.883, 0.988), ("gpu-only", 0.542, 0.917)] {

@@ -20,7 +20,7 @@ use troika_solve::{Forms, PredictRequest, SolveRequest, predict, solve, task_tim
 use troika_trace::Tracer;
 use troika_weights::Quant;
 
-use crate::error::LabError as SimulateError;
+use crate::error::{LabError as SimulateError, Result};
 use crate::subject::Shape;
 pub(crate) use placed::{CHUNK, on_board};
 pub use single::{ProductChoice, ProductShape, ProductTime};
@@ -72,7 +72,7 @@ impl SimulateOptions {
     }
 
     /// Checks what a simulation cannot do.
-    fn check(&self) -> Result<(), SimulateError> {
+    fn check(&self) -> Result<()> {
         if self.soc.numerics {
             let why = "computes values (numerics = \"on\"); simulations need numerics = \"off\"";
             return Err(SimulateError::Impossible(format!("SoC {} {why}", self.soc.name)));
@@ -187,7 +187,7 @@ impl Simulation {
     ///
     /// # Errors
     /// A SoC that cannot run the strategy, or a model that cannot be lowered.
-    pub fn open(options: &SimulateOptions) -> Result<Simulation, SimulateError> {
+    pub fn open(options: &SimulateOptions) -> Result<Simulation> {
         options.check()?;
         let SimulateOptions { soc, shape, strategy, prompt, generate, sync, .. } = options;
         let (devices, board) = on_board(soc)?;
@@ -250,7 +250,7 @@ impl Simulation {
     }
 
     /// The same with an engine that knows what tasks take.
-    fn knowing_times(self) -> Result<Simulation, SimulateError> {
+    fn knowing_times(self) -> Result<Simulation> {
         let times = self.by_prices(task_times)?;
         self.model.engine()?.expect(times);
         Ok(self)
@@ -260,7 +260,7 @@ impl Simulation {
     fn by_prices<T>(
         &self,
         say: impl FnOnce(&PredictRequest<'_>, &Plan) -> Result<T, PlanError>,
-    ) -> Result<T, SimulateError> {
+    ) -> Result<T> {
         let engine = self.model.engine()?;
         let request = PredictRequest {
             lowered: engine.lowered(),
@@ -276,7 +276,7 @@ impl Simulation {
     ///
     /// # Errors
     /// This thread holds the engine.
-    pub fn plan(&self) -> Result<Plan, SimulateError> {
+    pub fn plan(&self) -> Result<Plan> {
         let predicted = Some(self.by_prices(predict)?);
         Ok(Plan { predicted, ..Plan::clone(&self.model.plan()) })
     }
@@ -286,7 +286,7 @@ impl Simulation {
     ///
     /// # Errors
     /// A failing device.
-    pub fn run(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Figures, SimulateError> {
+    pub fn run(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Figures> {
         let mut engine = self.model.engine()?;
         let vocab = self.model.spec().vocab;
         let seq = engine.open();
@@ -345,7 +345,7 @@ impl Simulation {
 }
 
 /// Lets the first GPU draw frames. Returns its number.
-fn draw_frames(soc: &Soc, board: &Board, task: CoRun) -> Result<usize, SimulateError> {
+fn draw_frames(soc: &Soc, board: &Board, task: CoRun) -> Result<usize> {
     let gpu = soc.processors.iter().position(|p| p.kind == ProcessorKind::Gpu);
     let none = || format!("SoC {} has no GPU that could draw frames", soc.name);
     let gpu = gpu.ok_or_else(|| SimulateError::Asked(none()))?;
@@ -371,7 +371,7 @@ fn solved(
     shapes: WeightShapes<'_>,
     devices: &[Arc<dyn Device>],
     options: &SimulateOptions,
-) -> Result<Plan, SimulateError> {
+) -> Result<Plan> {
     let base = PlanRequest {
         context: Some(r.context),
         chunk: r.prompt,

@@ -21,7 +21,7 @@ use troika_solve::{
     expert_bytes,
 };
 
-use super::{SimulateError, SocStrategy};
+use super::{Result, SimulateError, SocStrategy};
 use troika::SocCosts;
 
 /// The most rows of a chunk.
@@ -63,7 +63,7 @@ pub(super) struct Request<'a> {
 ///
 /// # Errors
 /// The SoC lacks a processor that it needs.
-pub(super) fn plan(r: &Request<'_>) -> Result<Plan, SimulateError> {
+pub(super) fn plan(r: &Request<'_>) -> Result<Plan> {
     if let SocStrategy::Experts(policy, dispatch) = r.strategy {
         return experts(r, policy, dispatch, false);
     }
@@ -107,7 +107,7 @@ pub(super) fn fastest(
     r: &Request<'_>,
     shapes: WeightShapes<'_>,
     devices: &[Arc<dyn Device>],
-) -> Result<Plan, SimulateError> {
+) -> Result<Plan> {
     let here = plan(r)?;
     let SocStrategy::Experts(policy, dispatch) = r.strategy else { return Ok(here) };
     // It may have no room for attention.
@@ -127,7 +127,7 @@ fn experts(
     policy: ExpertPolicy,
     dispatch: Dispatch,
     attention: bool,
-) -> Result<Plan, SimulateError> {
+) -> Result<Plan> {
     if !segments(r.spec).iter().any(|(kind, _)| kind.traits().by_experts) {
         let (strategy, model) = (r.strategy.name(), ModelId::of(r.spec));
         return Err(SimulateError::Impossible(format!(
@@ -174,7 +174,7 @@ fn named(all: &[PlanDevice], of: [&Processor; 2]) -> Vec<PlanDevice> {
 
 type Rules = (Vec<Rule>, Vec<Rule>);
 
-fn rules(r: &Request<'_>) -> Result<Rules, SimulateError> {
+fn rules(r: &Request<'_>) -> Result<Rules> {
     use SocStrategy as S;
     let of = |kind| r.strategy.processor(r.soc, kind);
     let all_on = |p: &Processor| vec![rule(None, &p.name)];
@@ -228,12 +228,7 @@ impl<'a> Both<'a> {
     ///
     /// # Errors
     /// The SoC lacks one of them.
-    pub fn of(
-        soc: &'a Soc,
-        devices: &[PlanDevice],
-        prompt: usize,
-        ways: Ways,
-    ) -> Result<Both<'a>, SimulateError> {
+    pub fn of(soc: &'a Soc, devices: &[PlanDevice], prompt: usize, ways: Ways) -> Result<Both<'a>> {
         let of = |kind| SocStrategy::HeteroTensor.processor(soc, kind);
         let gpu = of(ProcessorKind::Gpu).or_else(|e| of(ProcessorKind::Cpu).map_err(|_| e))?;
         let npu = of(ProcessorKind::Npu)?;

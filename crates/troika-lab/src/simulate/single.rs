@@ -16,8 +16,8 @@ use troika_model::lower::SegmentKind;
 use troika_plan::{Phase, PlanDevice, Split, SyncMode};
 use troika_solve::Ways;
 
-use super::SimulateError;
 use super::placed::{Both, on_board};
+use super::{Result, SimulateError};
 use troika::Error;
 
 /// A product of `rows` activation rows with a four-bit weight matrix of `outs` rows.
@@ -56,7 +56,7 @@ pub struct ProductChoice {
 }
 
 impl ProductShape {
-    fn graph(self) -> Result<Subgraph, SimulateError> {
+    fn graph(self) -> Result<Subgraph> {
         let mut b = SubgraphBuilder::new("product", self.rows);
         let decl = WeightDecl::whole("w".into(), self.outs, self.terms, DType::Q4_0);
         let weight = b.weight(decl);
@@ -79,12 +79,7 @@ impl ProductShape {
     ///
     /// # Errors
     /// The SoC lacks the processor, or the device refuses the product.
-    pub fn measure(
-        self,
-        soc: &Soc,
-        processor: &str,
-        sync: SyncMode,
-    ) -> Result<ProductTime, SimulateError> {
+    pub fn measure(self, soc: &Soc, processor: &str, sync: SyncMode) -> Result<ProductTime> {
         let board = Board::new(soc, Arc::default());
         let device = VirtualDevice::on(&board, processor, soc.processor(Some(processor))?)?;
         let clock = board.clock().clone();
@@ -122,7 +117,7 @@ impl ProductShape {
     ///
     /// # Errors
     /// The SoC lacks one of them.
-    pub fn place(self, soc: &Soc) -> Result<ProductChoice, SimulateError> {
+    pub fn place(self, soc: &Soc) -> Result<ProductChoice> {
         let devices: Vec<PlanDevice> = on_board(soc)?.0.iter().map(PlanDevice::of).collect();
         let both = Both::of(soc, &devices, self.rows, Ways::All)?;
         let phase = if self.decoding { Phase::Decode } else { Phase::Prefill };

@@ -3,7 +3,7 @@
 use troika::sim::{Processor, ProcessorKind, Soc};
 use troika_plan::{Dispatch, ExpertPolicy};
 
-use super::SimulateError;
+use super::{Result, SimulateError};
 
 /// How a model is divided over the processors of a SoC. Each strategy becomes a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,11 +89,7 @@ impl SocStrategy {
     }
 
     /// The processor that it needs.
-    pub(super) fn processor(
-        self,
-        soc: &Soc,
-        kind: ProcessorKind,
-    ) -> Result<&Processor, SimulateError> {
+    pub(super) fn processor(self, soc: &Soc, kind: ProcessorKind) -> Result<&Processor> {
         soc.processors.iter().find(|p| p.kind == kind).ok_or_else(|| {
             let need = match kind {
                 ProcessorKind::Cpu => "a CPU",
