@@ -8,6 +8,8 @@ use troika_device::{
     Clock, CommandList, Completion, Device, DeviceError, Queue, Submission, TaskTime, Work,
 };
 
+use crate::build::Result;
+
 /// How long to wait before checking that the queue is alive.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -27,11 +29,7 @@ impl Bench {
     ///
     /// # Errors
     /// The device opens none.
-    pub fn open(
-        device: &dyn Device,
-        number: usize,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Bench, DeviceError> {
+    pub fn open(device: &dyn Device, number: usize, clock: Arc<dyn Clock>) -> Result<Bench> {
         let (sender, done) = sync_channel(64);
         let queue = device.queue(number, clock.clone(), sender)?;
         let own = |c: Arc<dyn Clock>| std::ptr::addr_eq(Arc::as_ptr(&c), Arc::as_ptr(&clock));
@@ -43,7 +41,7 @@ impl Bench {
     ///
     /// # Errors
     /// The queue does not take it.
-    pub fn submit(&mut self, list: CommandList) -> Result<(), DeviceError> {
+    pub fn submit(&mut self, list: CommandList) -> Result<()> {
         self.queue.submit(list)
     }
 
@@ -51,7 +49,7 @@ impl Bench {
     ///
     /// # Errors
     /// The queue has ended.
-    pub fn wait(&mut self) -> Result<Completion, DeviceError> {
+    pub fn wait(&mut self) -> Result<Completion> {
         let gone = || Err(DeviceError::Gone(self.name.clone()));
         loop {
             if let Ok(done) = self.done.try_recv() {
@@ -74,7 +72,7 @@ impl Bench {
     ///
     /// # Errors
     /// A task failed, or the queue has ended.
-    pub fn finish(&mut self) -> Result<Vec<TaskTime>, DeviceError> {
+    pub fn finish(&mut self) -> Result<Vec<TaskTime>> {
         let done = self.wait()?;
         done.outcome.map(|()| done.times)
     }
@@ -83,7 +81,7 @@ impl Bench {
     ///
     /// # Errors
     /// Those of [`Bench::submit`] and [`Bench::finish`].
-    pub fn run(&mut self, list: CommandList) -> Result<Vec<TaskTime>, DeviceError> {
+    pub fn run(&mut self, list: CommandList) -> Result<Vec<TaskTime>> {
         self.submit(list)?;
         self.finish()
     }
@@ -92,7 +90,7 @@ impl Bench {
     ///
     /// # Errors
     /// Those of [`Bench::run`].
-    pub fn run_all(&mut self, work: impl IntoIterator<Item = Work>) -> Result<(), DeviceError> {
+    pub fn run_all(&mut self, work: impl IntoIterator<Item = Work>) -> Result<()> {
         let tasks = work.into_iter().map(|work| Submission { tag: 0, work }).collect();
         self.run(CommandList { tasks, ..CommandList::default() }).map(drop)
     }

@@ -11,7 +11,7 @@ use troika_device::{
 use troika_graph::{Subgraph, ValueId};
 
 use crate::bench::Bench;
-use crate::build::{DeviceCase, POSITIONS};
+use crate::build::{DeviceCase, POSITIONS, Result};
 use crate::values::{Values, forward};
 
 /// A device with a queue for cases.
@@ -40,7 +40,7 @@ impl DeviceCase {
         device: &dyn Device,
         weights: &Arc<Weights>,
         start: &Values,
-    ) -> Result<Values, DeviceError> {
+    ) -> Result<Values> {
         let layout = Layout { bound: start.rows, apart: false };
         let mut runner = CaseRunner::open(device, Arc::new(RealClock::new()))?;
         Ok(runner.run(&self.graph, weights, start, layout)?.values)
@@ -77,10 +77,7 @@ impl<'a> CaseRunner<'a> {
     ///
     /// # Errors
     /// The device opens none.
-    pub fn open(
-        device: &'a dyn Device,
-        clock: Arc<dyn Clock>,
-    ) -> Result<CaseRunner<'a>, DeviceError> {
+    pub fn open(device: &'a dyn Device, clock: Arc<dyn Clock>) -> Result<CaseRunner<'a>> {
         Ok(CaseRunner { device, bench: Bench::open(device, 0, clock)? })
     }
 
@@ -144,11 +141,11 @@ impl<'a> CaseRunner<'a> {
         }
     }
 
-    fn submit_host(&mut self, tasks: &[&Arc<HostTask>]) -> Result<(), DeviceError> {
+    fn submit_host(&mut self, tasks: &[&Arc<HostTask>]) -> Result<()> {
         self.bench.run_all(tasks.iter().map(|task| Work::Host((*task).clone())))
     }
 
-    fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<CaseBuffer, DeviceError> {
+    fn place(&self, g: &Subgraph, id: ValueId, layout: Layout) -> Result<CaseBuffer> {
         let (row, state) = (g.value(id).row_bytes(), g.states.contains(&id));
         let rows = if state { POSITIONS } else { layout.bound };
         let stride = if layout.apart && !state { row + GAP } else { row };
@@ -172,7 +169,7 @@ impl<'a> CaseRunner<'a> {
         weights: &Arc<Weights>,
         start: &Values,
         layout: Layout,
-    ) -> Result<Ran, DeviceError> {
+    ) -> Result<Ran> {
         let ids = || g.inputs.iter().chain(&g.states).chain(&g.outputs).copied();
         let places = ids().map(|id| self.place(g, id, layout)).collect::<Result<Vec<_>, _>>()?;
         for (i, p) in places.iter().enumerate() {
@@ -215,7 +212,7 @@ fn is_output(g: &Subgraph, binding: usize) -> bool {
 }
 
 /// The valid rows of caches and outputs, and whether anything else was written.
-fn read(g: &Subgraph, places: &[CaseBuffer], rows: usize) -> Result<Ran, DeviceError> {
+fn read(g: &Subgraph, places: &[CaseBuffer], rows: usize) -> Result<Ran> {
     let (mut bytes, mut spoilt) = (BTreeMap::new(), None);
     for (i, p) in places.iter().enumerate().skip(g.inputs.len()) {
         let row = g.value(p.id).row_bytes();
