@@ -4,7 +4,10 @@ use troika_graph::Attention;
 
 use super::Binding::{Value, Weight};
 use super::elements::Floats;
-use super::spec::{Dispatch, KernelError, KernelResult, KernelSpec, Loc, flag, unsupported, words};
+use super::spec::{
+    Dispatch, KernelError, KernelResult, KernelSpec, Loc, PAIRS, ROUNDING, TOTAL, flag,
+    unsupported, words,
+};
 
 /// A forward batch's words in a value that the host writes.
 ///
@@ -25,16 +28,11 @@ pub struct BatchWords {
     pub flag: u32,
 }
 
-static KV_APPEND: KernelSpec = KernelSpec {
-    name: "kv_append",
-    parts: &[
-        include_str!("wgsl/rounding.wgsl"),
-        include_str!("wgsl/pairs.wgsl"),
-        include_str!("wgsl/kv_append.wgsl"),
-    ],
-    bindings: &[Value, Value, Value, Value, Value],
-    workgroup_bytes: 0,
-};
+static KV_APPEND: KernelSpec = KernelSpec::new(
+    "kv_append",
+    &[ROUNDING, PAIRS, include_str!("wgsl/kv_append.wgsl")],
+    &[Value; 5],
+);
 
 /// Rows for a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,16 +68,11 @@ pub fn kv_append(batch: BatchWords, keys: Append, values: Option<Append>) -> Ker
     let values = values.unwrap_or(keys);
     let page_bits = batch.page_len.trailing_zeros();
     let numbers = [batch.rows, batch.count, page_bits, k_words, v_words, batch.flag];
-    Dispatch {
-        spec: &KV_APPEND,
-        overrides: vec![
-            ("KEYS", f64::from(keys.cache as u8)),
-            ("VALUES", f64::from(values.cache as u8)),
-        ],
-        params: words(&[keys.x, values.x]).chain(numbers).collect(),
-        grid: [(k_words + v_words).div_ceil(64), batch.count.min(super::MAX_GROUPS), 1],
-    }
-    .checked()
+    let params = words(&[keys.x, values.x]).chain(numbers).collect();
+    let [keys, values] = [keys, values].map(|append| f64::from(append.cache as u8));
+    let overrides = vec![("KEYS", keys), ("VALUES", values)];
+    let grid = [(k_words + v_words).div_ceil(64), batch.count.min(super::MAX_GROUPS), 1];
+    Dispatch { spec: &KV_APPEND, overrides, params, grid }.checked()
 }
 
 /// An attention's operands.
@@ -100,22 +93,16 @@ pub struct AttentionShape<'a> {
 
 static ATTENTION: KernelSpec = KernelSpec {
     name: "attention",
-    parts: &[
-        include_str!("wgsl/rounding.wgsl"),
-        include_str!("wgsl/pairs.wgsl"),
-        include_str!("wgsl/total.wgsl"),
-        include_str!("wgsl/attention.wgsl"),
-    ],
+    parts: &[ROUNDING, PAIRS, TOTAL, include_str!("wgsl/attention.wgsl")],
     bindings: &[Weight, Value, Value, Value, Value, Value, Value, Value],
     workgroup_bytes: 12 * 1024,
 };
 
-static ATTENTION_MERGE: KernelSpec = KernelSpec {
-    name: "attention_merge",
-    parts: &[include_str!("wgsl/attention_merge.wgsl")],
-    bindings: &[Weight, Value, Value],
-    workgroup_bytes: 0,
-};
+static ATTENTION_MERGE: KernelSpec = KernelSpec::new(
+    "attention_merge",
+    &[include_str!("wgsl/attention_merge.wgsl")],
+    &[Weight, Value, Value],
+);
 
 /// Attends for all rows of the batch. All visible positions have pages. With `parts` the keys of each
 /// row are shared out to so many workgroups: results are then those of the parts, [`part_floats`] a
@@ -202,11 +189,8 @@ pub fn part_floats(op: &Attention, parts: u32) -> usize {
 /// # Errors
 /// More rows than a dispatch may have.
 pub fn attention_merge(op: &Attention, rows: u32, parts: u32, from: Loc, y: Loc) -> KernelResult {
-    Dispatch {
-        spec: &ATTENTION_MERGE,
-        overrides: vec![("V_DIM", op.v_dim as f64), ("SINKS", flag(op.sinks.is_some()))],
-        params: vec![from.offset, from.stride, y.offset, y.stride, parts],
-        grid: [op.heads as u32, rows, 1],
-    }
-    .checked()
+    let overrides = vec![("V_DIM", op.v_dim as f64), ("SINKS", flag(op.sinks.is_some()))];
+    let params = words(&[from, y]).chain([parts]).collect();
+    let grid = [op.heads as u32, rows, 1];
+    Dispatch { spec: &ATTENTION_MERGE, overrides, params, grid }.checked()
 }

@@ -3,35 +3,17 @@
 use troika_graph::{Activation, DType, Op};
 
 use super::Binding::Value;
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, unsupported, words};
-
-static ELEMENTS: KernelSpec = KernelSpec {
-    name: "elements",
-    parts: &[include_str!("wgsl/activation.wgsl"), include_str!("wgsl/elements.wgsl")],
-    bindings: &[Value, Value, Value],
-    workgroup_bytes: 0,
+use super::spec::{
+    ACTIVATION, Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, ROUNDING, unsupported, words,
 };
 
-static COLUMNS: KernelSpec = KernelSpec {
-    name: "columns",
-    parts: &[include_str!("wgsl/columns.wgsl")],
-    bindings: &[Value, Value, Value],
-    workgroup_bytes: 0,
-};
-
-static MIX: KernelSpec = KernelSpec {
-    name: "mix",
-    parts: &[include_str!("wgsl/mix.wgsl")],
-    bindings: &[Value, Value, Value],
-    workgroup_bytes: 0,
-};
-
-static CONVERT: KernelSpec = KernelSpec {
-    name: "convert",
-    parts: &[include_str!("wgsl/rounding.wgsl"), include_str!("wgsl/convert.wgsl")],
-    bindings: &[Value, Value],
-    workgroup_bytes: 0,
-};
+static ELEMENTS: KernelSpec =
+    KernelSpec::new("elements", &[ACTIVATION, include_str!("wgsl/elements.wgsl")], &[Value; 3]);
+static COLUMNS: KernelSpec =
+    KernelSpec::new("columns", &[include_str!("wgsl/columns.wgsl")], &[Value; 3]);
+static MIX: KernelSpec = KernelSpec::new("mix", &[include_str!("wgsl/mix.wgsl")], &[Value; 3]);
+static CONVERT: KernelSpec =
+    KernelSpec::new("convert", &[ROUNDING, include_str!("wgsl/convert.wgsl")], &[Value; 2]);
 
 /// An activation's number in the kernels, and its two parameters.
 pub(super) fn activation(act: Activation) -> (f64, [u32; 2]) {
@@ -158,11 +140,7 @@ pub fn convert(from: Floats, to: Floats, count: u32, x: u32, y: u32) -> KernelRe
     }
     let groups = count.div_ceil(2).div_ceil(256);
     let wide = groups.min(1024);
-    Dispatch {
-        spec: &CONVERT,
-        overrides: vec![("FROM", f64::from(from as u8)), ("TO", f64::from(to as u8))],
-        params: vec![count, x, y],
-        grid: [wide, groups.div_ceil(wide.max(1)), 1],
-    }
-    .checked()
+    let overrides = vec![("FROM", f64::from(from as u8)), ("TO", f64::from(to as u8))];
+    let grid = [wide, groups.div_ceil(wide.max(1)), 1];
+    Dispatch { spec: &CONVERT, overrides, params: vec![count, x, y], grid }.checked()
 }

@@ -5,11 +5,13 @@ use troika_graph::{Activation, Router, Score};
 use super::Binding::{Value, Weight};
 use super::elements::activation;
 use super::products::{ByAccess, EACH, Matrix, Split, by_access, by_format, split};
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words};
+use super::spec::{
+    Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, TOTAL, flag, unsupported, words,
+};
 
 static ROUTER: KernelSpec = KernelSpec {
     name: "router",
-    parts: &[include_str!("wgsl/total.wgsl"), include_str!("wgsl/router.wgsl")],
+    parts: &[TOTAL, include_str!("wgsl/router.wgsl")],
     bindings: &[Value, Value, Value, Weight, Weight],
     workgroup_bytes: 14 * 1024,
 };
@@ -34,29 +36,18 @@ pub fn router(op: &Router, rows: u32, at: [Loc; 3]) -> KernelResult {
         Score::SparseMixer { eps } if op.top_k == 2 => (3.0, eps),
         Score::SparseMixer { .. } => return unsupported("a sparse mixer of other than 2 experts"),
     };
-    let mut params = vec![
-        rows,
-        op.experts as u32,
-        op.top_k as u32,
-        groups as u32,
-        kept as u32,
-        op.scale.to_bits(),
-        eps.to_bits(),
-    ];
+    let mut params = vec![rows];
+    params.extend([op.experts, op.top_k, groups, kept].map(|n| n as u32));
+    params.extend([op.scale, eps].map(f32::to_bits));
     params.extend(words(&at));
-    Dispatch {
-        spec: &ROUTER,
-        overrides: vec![
-            ("SCORE", score),
-            ("NORMALIZE", flag(op.normalize)),
-            ("GROUPED", flag(op.groups.is_some())),
-            ("BIASED", flag(op.bias.is_some())),
-            ("SCALED", flag(op.expert_scales.is_some())),
-        ],
-        params,
-        grid: [rows.min(MAX_GROUPS), 1, 1],
-    }
-    .checked()
+    let overrides = vec![
+        ("SCORE", score),
+        ("NORMALIZE", flag(op.normalize)),
+        ("GROUPED", flag(op.groups.is_some())),
+        ("BIASED", flag(op.bias.is_some())),
+        ("SCALED", flag(op.expert_scales.is_some())),
+    ];
+    Dispatch { spec: &ROUTER, overrides, params, grid: [rows.min(MAX_GROUPS), 1, 1] }.checked()
 }
 
 static GATE_UP: ByAccess = by_access!(

@@ -3,11 +3,11 @@
 use troika_graph::Rescale;
 
 use super::Binding::{Value, Weight};
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, words};
+use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, TOTAL, flag, words};
 
 static NORM: KernelSpec = KernelSpec {
     name: "norm",
-    parts: &[include_str!("wgsl/total.wgsl"), include_str!("wgsl/norm.wgsl")],
+    parts: &[TOTAL, include_str!("wgsl/norm.wgsl")],
     bindings: &[Weight, Weight, Value, Value, Value],
     workgroup_bytes: 1024,
 };
@@ -42,19 +42,15 @@ impl NormShape {
         let next = if self.own_weights { self.group } else { 0 };
         let mut params = vec![self.rows, self.group, next, self.eps.to_bits(), offset.to_bits()];
         params.extend(words(&[x, addend.unwrap_or(x), y]));
-        Dispatch {
-            spec: &NORM,
-            overrides: vec![
-                ("WG", f64::from(threads)),
-                ("KIND", f64::from(kind)),
-                ("WEIGHT", flag(weighted)),
-                ("BIAS", flag(biased)),
-                ("ADD", flag(addend.is_some() && kind != 1)),
-            ],
-            params,
-            grid: [self.groups, self.rows.min(MAX_GROUPS), 1],
-        }
-        .checked()
+        let overrides = vec![
+            ("WG", f64::from(threads)),
+            ("KIND", f64::from(kind)),
+            ("WEIGHT", flag(weighted)),
+            ("BIAS", flag(biased)),
+            ("ADD", flag(addend.is_some() && kind != 1)),
+        ];
+        let grid = [self.groups, self.rows.min(MAX_GROUPS), 1];
+        Dispatch { spec: &NORM, overrides, params, grid }.checked()
     }
 }
 

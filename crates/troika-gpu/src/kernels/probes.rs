@@ -1,20 +1,12 @@
 //! Loops whose rates are a device's limits.
 
-use super::spec::{Binding, Dispatch, KernelError, KernelSpec};
+use super::Binding::{Value, Weight};
+use super::spec::{Dispatch, KernelError, KernelSpec};
 
-static READ: KernelSpec = KernelSpec {
-    name: "probe_read",
-    parts: &[include_str!("wgsl/probe_read.wgsl")],
-    bindings: &[Binding::Weight, Binding::Value],
-    workgroup_bytes: 0,
-};
-
-static MULTIPLY: KernelSpec = KernelSpec {
-    name: "probe_multiply",
-    parts: &[include_str!("wgsl/probe_multiply.wgsl")],
-    bindings: &[Binding::Value],
-    workgroup_bytes: 0,
-};
+static READ: KernelSpec =
+    KernelSpec::new("probe_read", &[include_str!("wgsl/probe_read.wgsl")], &[Weight, Value]);
+static MULTIPLY: KernelSpec =
+    KernelSpec::new("probe_multiply", &[include_str!("wgsl/probe_multiply.wgsl")], &[Value]);
 
 /// Threads of a workgroup, and products of each of them in a pass.
 const THREADS: u64 = 256;
@@ -35,7 +27,7 @@ pub fn probe_read(units: u32) -> Dispatch {
 /// # Errors
 /// More workgroups than a dispatch may have.
 pub fn probe_multiply(groups: u32, passes: u32) -> Result<(Dispatch, u64), KernelError> {
-    let made =
-        Dispatch { spec: &MULTIPLY, overrides: vec![], params: vec![passes], grid: [groups, 1, 1] };
-    Ok((made.checked()?, u64::from(groups) * THREADS * u64::from(passes) * PRODUCTS))
+    let (params, grid) = (vec![passes], [groups, 1, 1]);
+    let made = Dispatch { spec: &MULTIPLY, overrides: vec![], params, grid }.checked()?;
+    Ok((made, u64::from(groups) * THREADS * u64::from(passes) * PRODUCTS))
 }

@@ -182,13 +182,9 @@ pub fn embed(table: Matrix, scale: f32, rows: u32, ids: Loc, y: Loc) -> KernelRe
     let mut params = vec![table.first, table.rows, table.cols, units];
     params.extend(words(&[ids, y]));
     params.extend([rows, scale.to_bits()]);
-    Dispatch {
-        spec: &EMBED[table.format as usize],
-        overrides: vec![],
-        params,
-        grid: [table.cols.div_ceil(16).div_ceil(64), rows.min(MAX_GROUPS), 1],
-    }
-    .checked()
+    let (spec, overrides) = (&EMBED[table.format as usize], vec![]);
+    let grid = [table.cols.div_ceil(16).div_ceil(64), rows.min(MAX_GROUPS), 1];
+    Dispatch { spec, overrides, params, grid }.checked()
 }
 
 /// The product of what clipping takes from `rows` rows of activations: sixteen columns without any
@@ -204,13 +200,9 @@ pub fn outliers(weight: Matrix, rows: u32, x: Loc, y: Loc) -> KernelResult {
     let mut params = vec![weight.first, weight.rows, weight.cols];
     params.extend([weight.format.row_units(weight.cols), rows]);
     params.extend(words(&[x, y]));
-    Dispatch {
-        spec: &OUTLIERS[weight.format as usize],
-        overrides: vec![],
-        params,
-        grid: [weight.rows.div_ceil(64), rows.min(MAX_GROUPS), 1],
-    }
-    .checked()
+    let (spec, overrides) = (&OUTLIERS[weight.format as usize], vec![]);
+    let grid = [weight.rows.div_ceil(64), rows.min(MAX_GROUPS), 1];
+    Dispatch { spec, overrides, params, grid }.checked()
 }
 
 /// Rows of activations for which a weight is read once; more go through tiles.
@@ -316,24 +308,14 @@ fn product(w: Matrix, heads: u32, rows: u32, around: &Around, [x, y]: [Loc; 2]) 
         if around.norm.is_some() {
             return unsupported("a norm and a product at once of many rows");
         }
-        return Dispatch {
-            spec: w.kernel(&TILES, x),
-            overrides,
-            params,
-            grid: [head_rows.div_ceil(64), rows.div_ceil(64), heads],
-        }
-        .checked();
+        let grid = [head_rows.div_ceil(64), rows.div_ceil(64), heads];
+        return Dispatch { spec: w.kernel(&TILES, x), overrides, params, grid }.checked();
     }
     overrides.push(("KEEP", flag(around.normed.is_some())));
     let team = Team::new(rows, w.cols).for_rows(head_rows, &w);
     overrides.extend(team.overrides(norm));
-    Dispatch {
-        spec: w.kernel(&FEW_ROWS, x),
-        overrides,
-        params,
-        grid: [head_rows.div_ceil(team.rows), u32::from(rows > 0), heads],
-    }
-    .checked()
+    let grid = [head_rows.div_ceil(team.rows), u32::from(rows > 0), heads];
+    Dispatch { spec: w.kernel(&FEW_ROWS, x), overrides, params, grid }.checked()
 }
 
 /// What matrix units of a device must multiply: matrices of 16 x 16 f16 numbers, summed in f32.
@@ -391,13 +373,8 @@ pub fn linear_three(weights: [Matrix; 3], of: FewRows, at: [Loc; 4]) -> KernelRe
     params.extend(norm_numbers);
     let mut overrides = vec![("BIAS", flag(of.bias.is_some())), a.rounding()];
     overrides.extend(team.overrides(norm));
-    Dispatch {
-        spec: a.kernel(&THREE, at[0]),
-        overrides,
-        params,
-        grid: [groups.iter().sum(), u32::from(of.rows > 0), 1],
-    }
-    .checked()
+    let grid = [groups.iter().sum(), u32::from(of.rows > 0), 1];
+    Dispatch { spec: a.kernel(&THREE, at[0]), overrides, params, grid }.checked()
 }
 
 /// `act(x * gate^T + bias) * (x * up^T + bias)` for at most eight rows. `gate` describes both
@@ -431,13 +408,8 @@ pub fn gate_up(
     params.extend(norm_numbers);
     let mut overrides = vec![("BIAS", flag(of.bias.is_some())), ("ACT", act), gate.rounding()];
     overrides.extend(team.overrides(norm));
-    Dispatch {
-        spec: gate.kernel(&GATE_UP, x),
-        overrides,
-        params,
-        grid: [gate.rows.div_ceil(team.rows), u32::from(of.rows > 0), 1],
-    }
-    .checked()
+    let grid = [gate.rows.div_ceil(team.rows), u32::from(of.rows > 0), 1];
+    Dispatch { spec: gate.kernel(&GATE_UP, x), overrides, params, grid }.checked()
 }
 
 /// How a workgroup multiplies a few rows.

@@ -5,7 +5,9 @@ use troika_graph::{Decay, DeltaRule, Mamba2, ShortConv};
 
 use super::Binding::{Value, Weight};
 use super::attention::BatchWords;
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words};
+use super::spec::{
+    ACTIVATION, Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words,
+};
 
 /// The most workgroups that share out the sequences of a batch.
 const MOST_SEQUENCES: u32 = 64;
@@ -15,16 +17,14 @@ const MOST_TAPS: usize = 16;
 const THREADS: u32 = 128;
 const EACH: u32 = 32;
 
-const ACTIVATION: &str = include_str!("wgsl/activation.wgsl");
 const SEQUENCES: &str = include_str!("wgsl/sequences.wgsl");
 const SCAN: &str = include_str!("wgsl/scan.wgsl");
 
-static SHORT_CONV: KernelSpec = KernelSpec {
-    name: "short_conv",
-    parts: &[ACTIVATION, SEQUENCES, include_str!("wgsl/short_conv.wgsl")],
-    bindings: &[Weight, Value, Value, Value, Value],
-    workgroup_bytes: 0,
-};
+static SHORT_CONV: KernelSpec = KernelSpec::new(
+    "short_conv",
+    &[ACTIVATION, SEQUENCES, include_str!("wgsl/short_conv.wgsl")],
+    &[Weight, Value, Value, Value, Value],
+);
 
 static MAMBA2: KernelSpec = KernelSpec {
     name: "mamba2",
@@ -33,12 +33,11 @@ static MAMBA2: KernelSpec = KernelSpec {
     workgroup_bytes: 2 * THREADS * 4,
 };
 
-static DELTA_GATES: KernelSpec = KernelSpec {
-    name: "delta_gates",
-    parts: &[ACTIVATION, include_str!("wgsl/delta_gates.wgsl")],
-    bindings: &[Weight, Value, Value, Value],
-    workgroup_bytes: 0,
-};
+static DELTA_GATES: KernelSpec = KernelSpec::new(
+    "delta_gates",
+    &[ACTIVATION, include_str!("wgsl/delta_gates.wgsl")],
+    &[Weight, Value, Value, Value],
+);
 
 static DELTA_RULE: KernelSpec = KernelSpec {
     name: "delta_rule",
@@ -58,13 +57,10 @@ pub fn short_conv(op: &ShortConv, batch: BatchWords, at: &[Loc]) -> KernelResult
     }
     let (width, taps) = (op.width as u32, op.taps as f64);
     let (bias, silu, gated) = (flag(op.bias.is_some()), flag(op.silu), flag(op.gated));
-    Dispatch {
-        spec: &SHORT_CONV,
-        overrides: vec![("TAPS", taps), ("BIAS", bias), ("SILU", silu), ("GATED", gated)],
-        params: [batch.rows, batch.count, width].into_iter().chain(words(at)).collect(),
-        grid: [width.div_ceil(64), batch.count.min(MOST_SEQUENCES), 1],
-    }
-    .checked()
+    let overrides = vec![("TAPS", taps), ("BIAS", bias), ("SILU", silu), ("GATED", gated)];
+    let params = [batch.rows, batch.count, width].into_iter().chain(words(at)).collect();
+    let grid = [width.div_ceil(64), batch.count.min(MOST_SEQUENCES), 1];
+    Dispatch { spec: &SHORT_CONV, overrides, params, grid }.checked()
 }
 
 /// A dispatch over the heads and columns of states of so many lines, by a kernel whose parameters
@@ -80,15 +76,12 @@ fn scan(
     if parts > THREADS {
         return unsupported(format!("states of heads of {lines} lines"));
     }
+    let overrides = vec![("LINES", lines as f64), ("PARTS", f64::from(parts))];
     let params = [batch.rows, batch.count].into_iter().chain(numbers.iter().copied());
+    let params = params.chain(words(at)).collect();
     let groups = numbers[0].saturating_mul(numbers[1].div_ceil(THREADS / parts));
-    Dispatch {
-        spec,
-        overrides: vec![("LINES", lines as f64), ("PARTS", f64::from(parts))],
-        params: params.chain(words(at)).collect(),
-        grid: [groups, batch.count.min(MOST_SEQUENCES), 1],
-    }
-    .checked()
+    let grid = [groups, batch.count.min(MOST_SEQUENCES), 1];
+    Dispatch { spec, overrides, params, grid }.checked()
 }
 
 /// A selective scan; `at` are inputs, steps and results. Binds the rates of heads, below zero,
@@ -117,13 +110,10 @@ pub fn delta_gates(op: &DeltaRule, rows: u32, at: [Loc; 3]) -> KernelResult {
     let (heads, columns) = (op.value_heads as u32, gate_floats(op) as u32);
     let channels = if op.by_channel { op.key_dim as u32 } else { 1 };
     let numbers = [rows, heads, channels, op.beta_scale.to_bits(), least.to_bits()];
-    Dispatch {
-        spec: &DELTA_GATES,
-        overrides: vec![("BOUNDED", flag(op.decay != Decay::Softplus))],
-        params: numbers.into_iter().chain(words(&at)).collect(),
-        grid: [columns.div_ceil(256), rows.min(MAX_GROUPS), 1],
-    }
-    .checked()
+    let overrides = vec![("BOUNDED", flag(op.decay != Decay::Softplus))];
+    let params = numbers.into_iter().chain(words(&at)).collect();
+    let grid = [columns.div_ceil(256), rows.min(MAX_GROUPS), 1];
+    Dispatch { spec: &DELTA_GATES, overrides, params, grid }.checked()
 }
 
 /// A gated delta rule; `at` are values, queries, keys, results of [`delta_gates`], and results.

@@ -3,15 +3,13 @@
 use troika_graph::{Growth, Rope, RopeStyle};
 
 use super::Binding::{Value, Weight};
-use super::spec::{Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words};
+use super::spec::{
+    Dispatch, KernelResult, KernelSpec, Loc, MAX_GROUPS, TOTAL, flag, unsupported, words,
+};
 
 static ROPE: KernelSpec = KernelSpec {
     name: "rope",
-    parts: &[
-        include_str!("wgsl/cos_sin.wgsl"),
-        include_str!("wgsl/total.wgsl"),
-        include_str!("wgsl/rope.wgsl"),
-    ],
+    parts: &[include_str!("wgsl/cos_sin.wgsl"), TOTAL, include_str!("wgsl/rope.wgsl")],
     bindings: &[Weight, Weight, Value, Value, Value, Value, Value],
     workgroup_bytes: 5 * 1024,
 };
@@ -79,24 +77,16 @@ pub fn rope(of: &Rotation<'_>, at: RotationAt) -> KernelResult {
     if !of.heads.into_iter().zip(norm.groups).all(fits) {
         return unsupported(format!("norms of {:?} columns of heads of {dim}", norm.groups));
     }
-    let [q, k] = at.from;
-    let [y, z] = at.to;
-    let places = [q, k, at.positions, y, z];
-    let mut params: Vec<u32> = words(&places).collect();
+    let ([q, k], [y, z]) = (at.from, at.to);
+    let mut params: Vec<u32> = words(&[q, k, at.positions, y, z]).collect();
     params.extend([of.rows, of.heads[0], dim, rope.offset as u32, rope.rotary_dim as u32]);
     params.push(of.factor.to_bits());
     params.extend(norm.groups);
     params.extend([norm.eps.to_bits(), norm.offset.to_bits()]);
     let growth = of.growth.unwrap_or(Growth { beta: 0.0, original: 1 });
     params.extend([growth.beta, growth.original as f32].map(f32::to_bits));
-    Dispatch {
-        spec: &ROPE,
-        overrides: vec![
-            ("INTERLEAVED", flag(rope.style == RopeStyle::Interleaved)),
-            ("NORM", flag(of.norm.is_some())),
-        ],
-        params,
-        grid: [of.heads.iter().sum(), of.rows.min(MAX_GROUPS), 1],
-    }
-    .checked()
+    let interleaved = flag(rope.style == RopeStyle::Interleaved);
+    let overrides = vec![("INTERLEAVED", interleaved), ("NORM", flag(of.norm.is_some()))];
+    let grid = [of.heads.iter().sum(), of.rows.min(MAX_GROUPS), 1];
+    Dispatch { spec: &ROPE, overrides, params, grid }.checked()
 }

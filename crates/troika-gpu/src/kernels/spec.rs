@@ -33,7 +33,22 @@ pub struct KernelSpec {
     pub workgroup_bytes: u32,
 }
 
+// Parts that kernels of several ops share.
+pub(super) const ACTIVATION: &str = include_str!("wgsl/activation.wgsl");
+pub(super) const PAIRS: &str = include_str!("wgsl/pairs.wgsl");
+pub(super) const ROUNDING: &str = include_str!("wgsl/rounding.wgsl");
+pub(super) const TOTAL: &str = include_str!("wgsl/total.wgsl");
+
 impl KernelSpec {
+    /// A kernel without workgroup memory.
+    pub(super) const fn new(
+        name: &'static str,
+        parts: &'static [&'static str],
+        bindings: &'static [Binding],
+    ) -> KernelSpec {
+        KernelSpec { name, parts, bindings, workgroup_bytes: 0 }
+    }
+
     /// The whole WGSL.
     pub fn source(&self) -> String {
         self.parts.concat()

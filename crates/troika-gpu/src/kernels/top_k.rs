@@ -5,12 +5,11 @@ use super::spec::{
     Dispatch, KernelError, KernelResult, KernelSpec, Loc, MAX_GROUPS, flag, unsupported, words,
 };
 
-static BLOCKS: KernelSpec = KernelSpec {
-    name: "top_k_blocks",
-    parts: &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/top_k_blocks.wgsl")],
-    bindings: &[Value, Value],
-    workgroup_bytes: 0,
-};
+static BLOCKS: KernelSpec = KernelSpec::new(
+    "top_k_blocks",
+    &[include_str!("wgsl/rank.wgsl"), include_str!("wgsl/top_k_blocks.wgsl")],
+    &[Value, Value],
+);
 
 static LARGEST: KernelSpec = KernelSpec {
     name: "top_k",
@@ -63,13 +62,9 @@ impl TopKShape {
         let [from, to] = [from, to].map(|offset| Loc { offset, stride: self.row_words() });
         let mut params = vec![self.rows, self.cols, self.blocks(), count, SORTED, self.kept];
         params.extend(words(&[x, from, to]));
-        Dispatch {
-            spec: &LARGEST,
-            overrides: vec![("GATHER", flag(gather)), ("LAST", flag(last))],
-            params,
-            grid: [count.div_ceil(SORTED), self.rows.min(MAX_GROUPS), 1],
-        }
-        .checked()
+        let overrides = vec![("GATHER", flag(gather)), ("LAST", flag(last))];
+        let grid = [count.div_ceil(SORTED), self.rows.min(MAX_GROUPS), 1];
+        Dispatch { spec: &LARGEST, overrides, params, grid }.checked()
     }
 }
 
@@ -104,12 +99,9 @@ pub fn top_k(shape: TopKShape, x: Loc) -> Result<Vec<Dispatch>, KernelError> {
     let best = 2 * kept;
     let of_blocks = best + 2 * blocks;
     let of_parts = of_blocks + 2 * kept;
-    let first = Dispatch {
-        spec: &BLOCKS,
-        overrides: vec![],
-        params: vec![rows, cols, blocks, x.offset, x.stride, best, shape.row_words()],
-        grid: [blocks.div_ceil(THREADS), rows.min(MAX_GROUPS), 1],
-    };
+    let params = vec![rows, cols, blocks, x.offset, x.stride, best, shape.row_words()];
+    let grid = [blocks.div_ceil(THREADS), rows.min(MAX_GROUPS), 1];
+    let first = Dispatch { spec: &BLOCKS, overrides: vec![], params, grid };
     let whole = Sort { gather: false, last: true, count: blocks, from: best, to: 0 };
     let of_all = Sort { last: false, to: of_blocks, ..whole };
     let of_best = Sort { gather: true, last: true, count: gathered, from: of_blocks, to: 0 };
