@@ -70,16 +70,6 @@ pub enum AdapterKind {
 }
 
 impl AdapterKind {
-    fn of(kind: wgpu::DeviceType) -> AdapterKind {
-        match kind {
-            wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
-            wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
-            wgpu::DeviceType::VirtualGpu => AdapterKind::Virtual,
-            wgpu::DeviceType::Other => AdapterKind::Other,
-            wgpu::DeviceType::Cpu => AdapterKind::Software,
-        }
-    }
-
     /// Its name, for people.
     pub fn name(self) -> &'static str {
         match self {
@@ -126,14 +116,10 @@ pub fn adapters() -> Vec<Adapter> {
     let found = now(instance.enumerate_adapters(wgpu::Backends::all()));
     let mut all: Vec<Adapter> = found.into_iter().map(Adapter::new).collect();
     // A processor that two interfaces offer is one.
-    let others: Vec<(u32, u32)> = all
-        .iter()
-        .filter(|a| a.info.backend != wgpu::Backend::Dx12)
-        .map(|a| (a.info.vendor, a.info.device))
-        .collect();
-    all.retain(|a| {
-        a.info.backend != wgpu::Backend::Dx12 || !others.contains(&(a.info.vendor, a.info.device))
-    });
+    let processor = |a: &Adapter| (a.info.vendor, a.info.device);
+    let is_dx12 = |a: &Adapter| a.info.backend == wgpu::Backend::Dx12;
+    let others: Vec<_> = all.iter().filter(|a| !is_dx12(a)).map(processor).collect();
+    all.retain(|a| !is_dx12(a) || !others.contains(&processor(a)));
     all.sort_by_key(Adapter::kind);
     all
 }
@@ -186,7 +172,13 @@ impl Adapter {
 
     /// Its kind.
     pub fn kind(&self) -> AdapterKind {
-        AdapterKind::of(self.info.device_type)
+        match self.info.device_type {
+            wgpu::DeviceType::DiscreteGpu => AdapterKind::Discrete,
+            wgpu::DeviceType::IntegratedGpu => AdapterKind::Integrated,
+            wgpu::DeviceType::VirtualGpu => AdapterKind::Virtual,
+            wgpu::DeviceType::Other => AdapterKind::Other,
+            wgpu::DeviceType::Cpu => AdapterKind::Software,
+        }
     }
 
     /// Whether its own memory is not the host's, so that weights and values are copied there.

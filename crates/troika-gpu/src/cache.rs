@@ -33,11 +33,8 @@ impl DriverCache {
     ) -> Option<DriverCache> {
         let (name, store) = name.zip(store)?;
         let kept = store.get(&name);
-        let description = wgpu::PipelineCacheDescriptor {
-            label: Some("kernels"),
-            data: kept.as_deref(),
-            fallback: true,
-        };
+        let (label, data) = (Some("kernels"), kept.as_deref());
+        let description = wgpu::PipelineCacheDescriptor { label, data, fallback: true };
         // SAFETY: the bytes are those that this function's cache gave out for the same adapter,
         // driver and version: the store returns only what it took under this name, and checks it by
         // a hash. What the driver finds unfit it leaves.

@@ -260,8 +260,7 @@ impl<'a> Emitter<'a> {
         for (part, stack) in gates.stacks().enumerate() {
             let weight = |pack: usize| Operand::Weight { of: at, pack, part };
             let made = kernels::experts_gate_up(stack, experts.act, shape, [locs[x], locs[ids], h]);
-            let biases = if bias { [3, 4].map(weight) } else { [Unused; 2] };
-            let [b, c] = biases;
+            let [b, c] = if bias { [3, 4].map(weight) } else { [Unused; 2] };
             self.push(made, &[weight(0), weight(1), b, c, Value(x), Value(ids), Inner])?;
         }
         for (part, stack) in downs.stacks().enumerate() {

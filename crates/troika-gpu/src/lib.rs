@@ -14,7 +14,7 @@
 //! | `emit`, `steps`, `attend` | the dispatches of code, and what they bind |
 //! | `prefetch` | kernels that a graph will need, compiled when a model is opened |
 //! | `weights` | weights in device memory, uploaded once |
-//! | `vulkan`, `host_claims` | the host's memory as the device's own, where both share it |
+//! | `vulkan` | the host's memory as the device's own, where both share it |
 //! | `bindings` | what a run binds, checked against its graph |
 //! | `run`, `queue` | runs of graphs, prepared once for each shape |
 //! | `bound` | dispatches with what they are bound to |
@@ -33,7 +33,6 @@ mod device;
 mod emit;
 mod error;
 mod gpu;
-mod host_claims;
 pub mod kernels;
 mod limits;
 mod packs;

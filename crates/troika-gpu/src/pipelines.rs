@@ -125,10 +125,9 @@ impl Module {
         let module = module(device, spec);
         let entries: Vec<wgpu::BindGroupLayoutEntry> =
             spec.bindings.iter().enumerate().map(|(i, b)| entry(i as u32, *b)).collect();
-        let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: Some(spec.name),
-            entries: &entries,
-        });
+        let (label, entries) = (Some(name), &entries);
+        let description = wgpu::BindGroupLayoutDescriptor { label, entries };
+        let layout = device.create_bind_group_layout(&description);
         match now(scope.pop()) {
             Some(e) => Err(refused(spec, &e)),
             None => Ok(Module { module, layout }),
@@ -145,10 +144,8 @@ fn module(device: &wgpu::Device, spec: &KernelSpec) -> wgpu::ShaderModule {
         true => wgpu::ShaderRuntimeChecks::checked(),
         false => wgpu::ShaderRuntimeChecks::unchecked(),
     };
-    let descriptor = wgpu::ShaderModuleDescriptor {
-        label: Some(spec.name),
-        source: wgpu::ShaderSource::Wgsl(spec.source().into()),
-    };
+    let source = wgpu::ShaderSource::Wgsl(spec.source().into());
+    let descriptor = wgpu::ShaderModuleDescriptor { label: Some(spec.name), source };
     // SAFETY: the kernels are this crate's own. Their loops count up to a number of rows, columns,
     // positions or threads, or double up to one, or halve; divisors are at least 1; indices stay
     // within what is bound, whose sizes and positions are checked where it is.

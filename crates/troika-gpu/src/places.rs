@@ -1,6 +1,6 @@
 //! Where the values of a subgraph are: bindings, and scratch memory.
 
-use troika_graph::{DType, Dim, Subgraph, ValueId};
+use troika_graph::{DType, Dim, Subgraph, Value, ValueId};
 
 use crate::units::Unit;
 
@@ -51,17 +51,14 @@ pub(crate) struct Places {
 /// Finds storage for all values: bindings, and scratch memory that values share which do not live at
 /// once. All values of a unit live at once, so that its ops may run in any number of dispatches.
 pub(crate) fn places(graph: &Subgraph, units: &[Unit]) -> Places {
-    let mut values: Vec<PlacedValue> = graph
-        .values
-        .iter()
-        .map(|v| PlacedValue {
-            name: v.name.clone(),
-            storage: ValueStorage::None,
-            rows: v.shape.0.first().copied().unwrap_or(Dim::Fixed(1)),
-            cols: v.shape.row_len(),
-            dtype: v.dtype,
-        })
-        .collect();
+    let value = |v: &Value| PlacedValue {
+        name: v.name.clone(),
+        storage: ValueStorage::None,
+        rows: v.shape.0.first().copied().unwrap_or(Dim::Fixed(1)),
+        cols: v.shape.row_len(),
+        dtype: v.dtype,
+    };
+    let mut values: Vec<PlacedValue> = graph.values.iter().map(value).collect();
     let mut repeats = Vec::new();
     for (i, id) in graph.inputs.iter().chain(&graph.states).enumerate() {
         values[id.0 as usize].storage = ValueStorage::Binding(i);

@@ -25,12 +25,8 @@ pub(crate) fn start(
     clock: Arc<dyn Clock>,
     done: SyncSender<Completion>,
 ) -> Result<Box<dyn Queue>, DeviceError> {
-    let options = ThreadQueueOptions {
-        device: gpu.name.clone(),
-        number,
-        depth: QUEUE_DEPTH,
-        runs_here: true,
-    };
+    let device = gpu.name.clone();
+    let options = ThreadQueueOptions { device, number, depth: QUEUE_DEPTH, runs_here: true };
     let mut worker = Worker { id, runner: Runner::new(gpu, &clock), gpu: gpu.clone() };
     thread_queue(options, clock, done, move |lists, list| worker.complete(lists, list))
 }

@@ -294,12 +294,10 @@ impl Recorder {
         if range.start.is_multiple_of(4) && whole {
             return Ok(());
         }
-        let why = format!(
-            "it copies words of 4 bytes, and rows of {} bytes from byte {} on are none",
-            range.len(),
-            range.start
-        );
-        Err(self.gpu.error(why))
+        let (bytes, start) = (range.len(), range.start);
+        Err(self.gpu.error(format!(
+            "it copies words of 4 bytes, and rows of {bytes} bytes from byte {start} on are none"
+        )))
     }
 
     /// Reads rows back to the host.

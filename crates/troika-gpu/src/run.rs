@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 use troika_device::{
-    Access, Bindings, Claim, Clock, CopyRows, DeviceError, ForwardBatch, Rect, Run, Weights,
+    Access, AccessError, Bindings, Buffer, Claim, Clock, CopyRows, DeviceError, ForwardBatch,
+    HeldClaim, Rect, Run, Weights,
 };
 
 use crate::bindings::GraphRun;
@@ -15,7 +16,6 @@ use crate::bound::{Bound, Ready, window};
 use crate::code::{Code, HEAD_WORDS, RECORD_WORDS, Shape};
 use crate::emit::{Emitter, Operand, PlacedDispatch};
 use crate::gpu::{Gpu, Memory, Use};
-use crate::host_claims::HostClaims;
 use crate::kernels::Loc;
 use crate::places::{PlacedValue, ValueStorage};
 use crate::recorder::Recorder;
@@ -30,8 +30,9 @@ const FIRST_WORDS: u64 = 1 << 14;
 /// Runs what a queue is given.
 pub(crate) struct Runner {
     pub recorder: Recorder,
-    /// What kernels under way use of the host's memory.
-    claims: HostClaims,
+    /// What kernels under way use of the host's memory: a claim for each buffer, until the device is
+    /// done.
+    claims: Vec<HeldClaim>,
     chooser: Chooser,
     gpu: Arc<Gpu>,
     /// Memory for values between ops, by number.
@@ -70,7 +71,7 @@ impl Runner {
     pub fn new(gpu: &Arc<Gpu>, clock: &Arc<dyn Clock>) -> Runner {
         Runner {
             recorder: Recorder::new(gpu, clock),
-            claims: HostClaims::default(),
+            claims: Vec::new(),
             chooser: Chooser::default(),
             gpu: gpu.clone(),
             scratch: Vec::new(),
@@ -145,7 +146,7 @@ impl Runner {
             of.uses(bound, rect, &mut self.wanted);
             match (self.wanted.is_empty(), &gpu.host) {
                 (true, _) => {}
-                (false, Some(_)) => self.claims.add(view.buffer(), &self.wanted)?,
+                (false, Some(_)) => hold(&mut self.claims, view.buffer(), &self.wanted)?,
                 (false, None) => claims.push(view.buffer().claim(&self.wanted)?),
             }
         }
@@ -260,6 +261,20 @@ impl Runner {
         }
         Ready::new(&self.gpu, placed.dispatch, &parts, placed.work)
     }
+}
+
+/// Claims rectangles besides those that are claimed already: uses of one queue, which follow each
+/// other, do not exclude each other.
+fn hold(
+    claims: &mut Vec<HeldClaim>,
+    buffer: &Buffer,
+    wanted: &[(Rect, Access)],
+) -> Result<(), AccessError> {
+    match claims.iter_mut().find(|held| held.buffer().id() == buffer.id()) {
+        Some(held) => held.extend(wanted)?,
+        None => claims.push(buffer.hold(wanted)?),
+    }
+    Ok(())
 }
 
 /// Memory that was made before.

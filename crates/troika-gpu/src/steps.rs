@@ -105,13 +105,8 @@ impl Emitter<'_> {
         let (code, nodes) = (self.code, &self.code.graph.nodes);
         let is_biased = matches!(nodes[linear].op, Op::Linear { bias: Some(_), .. });
         let own = if is_biased { weight(linear, 1) } else { Unused };
-        let mut inputs = ProductInputs {
-            x: self.input(linear, 0),
-            vectors: own,
-            norm: None,
-            kept: None,
-            bias: is_biased.then_some(0),
-        };
+        let (x, bias) = (self.input(linear, 0), is_biased.then_some(0));
+        let mut inputs = ProductInputs { x, vectors: own, norm: None, kept: None, bias };
         let Some(Fusion { unit, takes_norm }) = of else { return inputs };
         let has_vectors = !code.packs[nodes.len() + unit].is_empty();
         inputs.vectors = if has_vectors { weight(nodes.len() + unit, 0) } else { Unused };

@@ -44,13 +44,10 @@ impl Chooser {
         let (r, w) = (from.rect(), to.rect());
         let gpu = recorder.gpu.clone();
         if (r.rows(), kept.saturating_mul(8)) != (w.rows(), w.row_bytes()) {
-            let why = format!(
-                "the {kept} largest numbers of {} rows do not go to {} rows of {} bytes",
-                r.rows(),
-                w.rows(),
-                w.row_bytes()
-            );
-            return Err(gpu.error(why));
+            let (rows, to, bytes) = (r.rows(), w.rows(), w.row_bytes());
+            return Err(gpu.error(format!(
+                "the {kept} largest numbers of {rows} rows do not go to {to} rows of {bytes} bytes"
+            )));
         }
         if r.is_empty() {
             return Ok(());
@@ -85,12 +82,9 @@ impl Chooser {
     fn prepare(&mut self, gpu: &Gpu, from: &View, kept: usize) -> Result<Prepared, DeviceError> {
         let rect = *from.rect();
         let bound = window(gpu, from, &rect).map_err(|why| gpu.error(why))?;
-        let words = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let shape = TopKShape {
-            rows: words(rect.rows()),
-            cols: words(rect.row_bytes() / 4),
-            kept: words(kept),
-        };
+        let numbers = [rect.rows(), rect.row_bytes() / 4, kept];
+        let [rows, cols, most] = numbers.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let shape = TopKShape { rows, cols, kept: most };
         let made = top_k(shape, bound.loc).map_err(|e| gpu.error(e.to_string()))?;
         let row = 4 * shape.row_words() as usize;
         let need = row.saturating_mul(rect.rows());

@@ -27,19 +27,14 @@ pub(crate) enum Pattern {
     Product(Chain),
     /// Two or three products of one value.
     Products(Vec<usize>),
+    /// Two products that a gate follows.
     GateUp(GateUp),
+    /// Norms and rotations of heads.
     Heads(Heads),
     /// Attention over what is appended before: keys, and values that are not parts of keys.
-    Attend {
-        appends: Vec<usize>,
-        attention: usize,
-    },
+    Attend { appends: Vec<usize>, attention: usize },
     /// A norm or experts whose results are added to a value.
-    Sum {
-        node: usize,
-        addend: ValueId,
-        result: ValueId,
-    },
+    Sum { node: usize, addend: ValueId, result: ValueId },
 }
 
 /// An activated gate times up: the two products, and the gate that follows them.
