@@ -25,13 +25,8 @@ impl<M: ExpertView> ExpertWeights<M> {
         bytes: Option<&'b ExpertBytes>,
     ) -> moe::Expert<'b, M::View<'b>> {
         let view = |at: M, part: usize| at.view(of, bytes.map(|bytes| &bytes[part][..]));
-        let bias = self.bias.map(|b| of.vector_if(b));
-        moe::Expert {
-            gate: view(self.gate, 0),
-            up: view(self.up, 1),
-            down: view(self.down, 2),
-            bias,
-        }
+        let (gate, up, down) = (view(self.gate, 0), view(self.up, 1), view(self.down, 2));
+        moe::Expert { gate, up, down, bias: self.bias.map(|b| of.vector_if(b)) }
     }
 }
 

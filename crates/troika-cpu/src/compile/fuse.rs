@@ -14,6 +14,9 @@ use crate::kernels::int8::Quantization;
 /// input that it needs.
 pub(crate) type Integers = SmallVec<[(PackedAt, Option<VectorAt>, Quantization); 3]>;
 
+/// The kinds of quantized input that such weights need.
+pub(crate) type Kinds = SmallVec<[Quantization; 2]>;
+
 /// Float weights of products with a common input, each with its bias.
 pub(crate) type Floats = SmallVec<[(MatrixAt, Option<VectorAt>); 3]>;
 

@@ -7,7 +7,7 @@ mod memory;
 mod on_disk;
 pub(crate) mod weights;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 use troika_device::DeviceError;
 use troika_graph::{
     ActivationFormat, Attention, DType, DecayingSum, DeltaRule, Dim, KvAppend, Mamba2, Node, Op,
@@ -15,7 +15,7 @@ use troika_graph::{
 };
 
 pub(crate) use crate::compile::experts::{ExpertWeights, ExpertsCode};
-use crate::compile::fuse::{Floats, Integers, fuse};
+use crate::compile::fuse::{Floats, Integers, Kinds, fuse};
 pub(crate) use crate::compile::load::load;
 pub(crate) use crate::compile::memory::ValueMemory;
 use crate::compile::memory::place;
@@ -49,88 +49,37 @@ impl ValueSlot {
 }
 
 /// An op, with the indices of its loaded weights.
+///
+/// `Linear` and `PackedLinear` are products with a common input and one output each. `before` is the
+/// norm or gate that computes their input, if it is fused with them, or a `CalibratedInput`: what a
+/// calibration says of the input. That is a part of products only.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
-    Embed {
-        table: MatrixAt,
-        scale: f32,
-    },
-    RmsNorm {
-        weight: Option<VectorAt>,
-        eps: f32,
-        offset: f32,
-        group: usize,
-    },
-    LayerNorm {
-        weight: VectorAt,
-        bias: Option<VectorAt>,
-        eps: f32,
-        group: usize,
-    },
-    /// Products with a common input and one output each.
-    Linear {
-        weights: Floats,
-        bf16: bool,
-    },
-    HeadLinear {
-        weights: Vec<MatrixAt>,
-    },
+    Embed { table: MatrixAt, scale: f32 },
+    RmsNorm { weight: Option<VectorAt>, eps: f32, offset: f32, group: usize },
+    LayerNorm { weight: VectorAt, bias: Option<VectorAt>, eps: f32, group: usize },
+    Linear { weights: Floats, bf16: bool },
+    HeadLinear { weights: Vec<MatrixAt> },
     Outliers(OutliersAt),
     Rope(Rope),
     KvAppend(KvAppend),
     DecayingSum(DecayingSum),
-    DeltaRule {
-        op: DeltaRule,
-        rates: VectorAt,
-    },
-    ShortConv {
-        op: ShortConv,
-        weight: VectorAt,
-        bias: Option<VectorAt>,
-    },
-    Mamba2 {
-        op: Mamba2,
-        a: VectorAt,
-        d: VectorAt,
-        dt_bias: VectorAt,
-    },
-    Attention {
-        op: Attention,
-        sinks: Option<VectorAt>,
-    },
+    DeltaRule { op: DeltaRule, rates: VectorAt },
+    ShortConv { op: ShortConv, weight: VectorAt, bias: Option<VectorAt> },
+    Mamba2 { op: Mamba2, a: VectorAt, d: VectorAt, dt_bias: VectorAt },
+    Attention { op: Attention, sinks: Option<VectorAt> },
     Element(Element),
     Convert,
     SigmoidGate,
     Rescale(Rescale, Option<VectorAt>),
     Mix(usize),
     SliceCols(Slice),
-    ConcatCols {
-        groups: usize,
-    },
-    Router {
-        op: Router,
-        bias: Option<VectorAt>,
-        scales: Option<VectorAt>,
-    },
-    Experts {
-        experts: Vec<ExpertWeights<MatrixAt>>,
-        of: ExpertsCode,
-    },
-    /// What a calibration says of a product's input: part of that product.
+    ConcatCols { groups: usize },
+    Router { op: Router, bias: Option<VectorAt>, scales: Option<VectorAt> },
+    Experts { experts: Vec<ExpertWeights<MatrixAt>>, of: ExpertsCode },
     CalibratedInput(PackedAt),
-    /// Products with a common input and one output each.
-    PackedLinear {
-        weights: Integers,
-        /// The kinds of quantized input that the weights need.
-        kinds: SmallVec<[Quantization; 2]>,
-        /// The norm or gate that computes the products' input, if it is fused with them, or what a
-        /// calibration says of it.
-        before: Option<Box<Code>>,
-    },
-    PackedExperts {
-        experts: Vec<ExpertWeights<PackedAt>>,
-        of: ExpertsCode,
-    },
+    PackedLinear { weights: Integers, kinds: Kinds, before: Option<Box<Code>> },
+    PackedExperts { experts: Vec<ExpertWeights<PackedAt>>, of: ExpertsCode },
 }
 
 impl Code {
@@ -178,7 +127,7 @@ pub(crate) struct CompiledOp {
 }
 
 /// The code of a subgraph, and of all others that differ only in names.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Executable {
     /// The first of these subgraphs.
     pub graph: Subgraph,
@@ -255,18 +204,12 @@ pub(crate) fn compile(device: &str, isa: Isa, graph: &Subgraph) -> Result<Execut
         inputs: index(&graph.inputs),
         states: index(&graph.states),
         state_written: graph.states.iter().map(written).collect(),
-        state_groups: Vec::new(),
         outputs: index(&graph.outputs),
-        ops: Vec::new(),
         copies,
         max_rows: graph.max_rows(),
         temp_floats,
-        work_floats: 0,
-        work_words: (0, 0),
         worker_floats: linear::worker_floats(),
-        attentions: Vec::new(),
-        uses_forward_batch: false,
-        page_groups: Vec::new(),
+        ..Executable::default()
     };
     for s in &ops {
         needs(&mut exe, s);
@@ -340,12 +283,8 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     fn refuse<T>(&self, op: &str, why: impl Into<String>) -> Result<T, DeviceError> {
-        Err(DeviceError::Unsupported {
-            device: self.device.into(),
-            op: op.into(),
-            graph: self.graph.name.clone(),
-            why: why.into(),
-        })
+        let (device, graph) = (self.device.into(), self.graph.name.clone());
+        Err(DeviceError::Unsupported { device, op: op.into(), graph, why: why.into() })
     }
 
     /// Refuses formats that the kernels do not make.
@@ -399,14 +338,9 @@ impl Compiler<'_> {
     }
 
     fn compile_op(&mut self, node: &Node) -> Result<CompiledOp, DeviceError> {
-        let index = |ids: &[ValueId]| ids.iter().map(|v| v.0 as usize).collect();
-        Ok(CompiledOp {
-            code: self.code(node)?,
-            name: node.op.name(),
-            inputs: index(&node.inputs),
-            states: index(&node.states),
-            outputs: index(&node.outputs),
-        })
+        let [inputs, states, outputs] = [&node.inputs, &node.states, &node.outputs]
+            .map(|ids| ids.iter().map(|v| v.0 as usize).collect());
+        Ok(CompiledOp { code: self.code(node)?, name: node.op.name(), inputs, states, outputs })
     }
 
     fn code(&mut self, node: &Node) -> Result<Code, DeviceError> {
@@ -414,18 +348,13 @@ impl Compiler<'_> {
             Op::Embed { table, scale } => {
                 Code::Embed { table: self.weights.matrix(*table, false), scale: *scale }
             }
-            Op::RmsNorm { weight, eps, offset, group } => Code::RmsNorm {
-                weight: self.vector_if(*weight),
-                eps: *eps,
-                offset: *offset,
-                group: *group,
-            },
-            Op::LayerNorm { weight, bias, eps, group } => Code::LayerNorm {
-                weight: self.weights.vector(*weight),
-                bias: self.vector_if(*bias),
-                eps: *eps,
-                group: *group,
-            },
+            &Op::RmsNorm { weight, eps, offset, group } => {
+                Code::RmsNorm { weight: self.vector_if(weight), eps, offset, group }
+            }
+            &Op::LayerNorm { weight, bias, eps, group } => {
+                let (weight, bias) = (self.weights.vector(weight), self.vector_if(bias));
+                Code::LayerNorm { weight, bias, eps, group }
+            }
             Op::Linear { weight, bias, activations, .. } if activations.is_tensor_bytes() => {
                 self.calibrated(*weight, *bias, *activations)?
             }
@@ -452,20 +381,17 @@ impl Compiler<'_> {
             Op::Rope(r) => Code::Rope(r.clone()),
             Op::KvAppend(k) => Code::KvAppend(k.clone()),
             Op::DecayingSum(s) => Code::DecayingSum(s.clone()),
-            Op::Mamba2(m) => Code::Mamba2 {
-                op: m.clone(),
-                a: self.weights.vector(m.a),
-                d: self.weights.vector(m.d),
-                dt_bias: self.weights.vector(m.dt_bias),
-            },
+            Op::Mamba2(m) => {
+                let [a, d, dt_bias] = [m.a, m.d, m.dt_bias].map(|w| self.weights.vector(w));
+                Code::Mamba2 { op: m.clone(), a, d, dt_bias }
+            }
             Op::DeltaRule(d) => {
                 Code::DeltaRule { op: d.clone(), rates: self.weights.vector(d.rates) }
             }
-            Op::ShortConv(s) => Code::ShortConv {
-                op: s.clone(),
-                weight: self.weights.vector(s.weight),
-                bias: self.vector_if(s.bias),
-            },
+            Op::ShortConv(s) => {
+                let (weight, bias) = (self.weights.vector(s.weight), self.vector_if(s.bias));
+                Code::ShortConv { op: s.clone(), weight, bias }
+            }
             Op::Attention(a) => Code::Attention { op: a.clone(), sinks: self.vector_if(a.sinks) },
             Op::Activate(act) => Code::Element(Element::Activate(*act)),
             Op::Gate(act) => Code::Element(Element::Gate(*act)),

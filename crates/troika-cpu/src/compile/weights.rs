@@ -247,17 +247,9 @@ impl Loaded {
 
 /// The sentence for a weight that differs from the graph's declaration.
 pub(super) fn mismatch(data: &WeightData, decl: &WeightDecl) -> String {
-    let (rows, cols) = decl.stored();
-    format!(
-        "is {}x{} {} of {} bytes, the graph says {}x{} {}",
-        data.rows,
-        data.cols,
-        data.dtype,
-        data.bytes.len(),
-        rows,
-        cols,
-        decl.dtype
-    )
+    let WeightData { rows: has_rows, cols: has_cols, dtype, bytes } = data;
+    let ((rows, cols), bytes, of) = (decl.stored(), bytes.len(), decl.dtype);
+    format!("is {has_rows}x{has_cols} {dtype} of {bytes} bytes, the graph says {rows}x{cols} {of}")
 }
 
 /// Loads one weight.

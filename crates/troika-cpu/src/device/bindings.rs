@@ -89,9 +89,8 @@ pub(crate) fn locate(
     exe: &Loaded,
     task: &Run,
     spaces: &[SpaceId],
-    bound: &mut Vec<Rect>,
-) -> Result<(), DeviceError> {
-    bound.clear();
+) -> Result<Vec<Rect>, DeviceError> {
+    let mut bound = Vec::new();
     let first_output = exe.code.inputs.len() + exe.code.states.len();
     for (i, (slot, view)) in exe.code.bound().zip(views(&task.bindings)).enumerate() {
         let (slot, name) = (&exe.code.slots[*slot], exe.value_name(*slot));
@@ -108,7 +107,8 @@ pub(crate) fn locate(
         };
         bound.push(rect);
     }
-    check_overlap(exe, &task.bindings, bound)
+    check_overlap(exe, &task.bindings, &bound)?;
+    Ok(bound)
 }
 
 /// Inputs, states and outputs, in this order.
@@ -140,12 +140,9 @@ fn rows(
     match row.and_then(|row| r.first_rows(rows, row)) {
         Some(rect) => aligned(exe, (slot, name), rect),
         None => {
-            let why = format!(
-                "value {name} has {rows} rows of {} bytes, its view {} of {}",
-                row.unwrap_or(usize::MAX),
-                r.rows(),
-                r.row_bytes()
-            );
+            let (row, has, each) = (row.unwrap_or(usize::MAX), r.rows(), r.row_bytes());
+            let why =
+                format!("value {name} has {rows} rows of {row} bytes, its view {has} of {each}");
             Err(misfit(exe, why))
         }
     }
@@ -291,11 +288,10 @@ pub(crate) struct Staged {
 /// Finds the values to stage, and the floats that they need together. Not staged: results of
 /// products and element-wise ops that nothing else reads, copies, and operands of element-wise ops,
 /// since all of these may have gaps between rows.
-pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<Staged>) -> usize {
-    out.clear();
-    let (inputs, first_output) =
-        (exe.code.inputs.len(), exe.code.inputs.len() + exe.code.states.len());
-    let mut floats = 0;
+pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect]) -> (Vec<Staged>, usize) {
+    let inputs = exe.code.inputs.len();
+    let first_output = inputs + exe.code.states.len();
+    let (mut out, mut floats) = (Vec::new(), 0);
     for (binding, rect) in bound.iter().enumerate() {
         if rect.is_dense() || (inputs..first_output).contains(&binding) {
             continue;
@@ -316,7 +312,7 @@ pub(crate) fn staged(exe: &Loaded, rows: usize, bound: &[Rect], out: &mut Vec<St
         out.push(Staged { slot, binding, at: floats });
         floats += (rows * exe.code.slots[slot].row_bytes()).div_ceil(4).next_multiple_of(LINE);
     }
-    floats
+    (out, floats)
 }
 
 /// Copies a value to a second place row by row.

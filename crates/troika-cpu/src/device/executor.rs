@@ -178,12 +178,8 @@ impl Machine {
         task: &Run,
         memory: &[Mem],
     ) -> Result<(), KernelError> {
-        let scratch = self.scratch.as_mut_slice();
-        let mut cx = Context {
-            pool: &mut self.pool,
-            isa: self.isa,
-            scratch: PerWorker::new(scratch, exe.code.worker_floats),
-        };
+        let scratch = PerWorker::new(self.scratch.as_mut_slice(), exe.code.worker_floats);
+        let mut cx = Context { pool: &mut self.pool, isa: self.isa, scratch };
         let mem = Operands { exe, op, memory, observer: self.observer.as_deref() };
         let mut work = moe::Memory { floats: self.work.as_mut_slice(), words: &mut self.words };
         // SAFETY: an op's results share no memory with each other, nor with what it reads. They

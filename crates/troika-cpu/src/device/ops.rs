@@ -141,13 +141,10 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         unsafe {
             match &self.op.code {
-                Code::Embed { table, scale } => embed::embed(
-                    cx,
-                    exe.matrix(*table).view(),
-                    *scale,
-                    self.input(0),
-                    self.output(0),
-                ),
+                Code::Embed { table, scale } => {
+                    let table = exe.matrix(*table).view();
+                    embed::embed(cx, table, *scale, self.input(0), self.output(0))
+                }
                 code @ (Code::RmsNorm { group, .. } | Code::LayerNorm { group, .. }) => {
                     let Some(norm) = norm_of(code, exe) else { return Ok(()) };
                     norm::norm(cx, norm, self.input(0), self.output(0), *group)
@@ -246,14 +243,9 @@ impl<'a> Operands<'a> {
                 let slot = self.op.inputs[i];
                 ElementRows { data: self.shared(slot), stride: stride(slot) }
             };
-            let operands = StridedOperands {
-                rows,
-                cols: self.exe.code.slots[y].cols,
-                a: operand(0),
-                b: (self.op.inputs.len() > 1).then(|| operand(1)),
-                y: self.part(y),
-                stride: stride(y),
-            };
+            let (a, b) = (operand(0), (self.op.inputs.len() > 1).then(|| operand(1)));
+            let (cols, stride) = (self.exe.code.slots[y].cols, stride(y));
+            let operands = StridedOperands { rows, cols, a, b, y: self.part(y), stride };
             elementwise::elementwise_rows(cx, op, operands)
         }
     }
@@ -266,13 +258,10 @@ impl<'a> Operands<'a> {
         // SAFETY: by the caller.
         unsafe {
             match &self.op.code {
-                Code::SigmoidGate => elementwise::sigmoid_gate(
-                    cx,
-                    self.input(0),
-                    self.input(1),
-                    self.output(0),
-                    self.cols(0),
-                ),
+                Code::SigmoidGate => {
+                    let (x, g, y) = (self.input(0), self.input(1), self.output(0));
+                    elementwise::sigmoid_gate(cx, x, g, y, self.cols(0))
+                }
                 Code::Rescale(rescale, weight) => {
                     let norm = match *rescale {
                         Rescale::Columns(_) => {
@@ -322,17 +311,12 @@ impl<'a> Operands<'a> {
             Code::Linear { weights, bf16 } => {
                 let input = linear::Input::new(cx, x, k, *bf16, work)?;
                 let outputs: SmallVec<[_; 3]> = (0..weights.len()).map(output).collect();
+                let (x, pairs) = (RowsView::dense(input.data, input.width), input.pairs);
                 let product = |i: usize| {
                     let (weight, bias) = weights[i];
-                    let weight = self.exe.matrix(weight);
-                    Product {
-                        weight: weight.view(),
-                        bias: self.exe.vector_if(bias),
-                        x: RowsView::dense(input.data, input.width),
-                        y: outputs[i],
-                        pairs: input.pairs,
-                        panels: weight.panels,
-                    }
+                    let (matrix, bias) = (self.exe.matrix(weight), self.exe.vector_if(bias));
+                    let (weight, panels) = (matrix.view(), matrix.panels);
+                    Product { weight, bias, x, y: outputs[i], pairs, panels }
                 };
                 // SAFETY: each product has an output of its own.
                 unsafe { linear::linear(cx, rows, weights.len(), &product) }
@@ -340,13 +324,12 @@ impl<'a> Operands<'a> {
             Code::HeadLinear { weights } => {
                 let heads = weights.len().max(1);
                 let (y, n) = (output(0), self.exe.code.slots[self.op.outputs[0]].cols);
-                let product = |h: usize| Product {
-                    weight: self.exe.matrix(weights[h]).view(),
-                    bias: None,
-                    x: RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) },
-                    y: OutView { offset: h * (n / heads), ..y },
-                    pairs: false,
-                    panels: self.exe.matrix(weights[h]).panels,
+                let product = |h: usize| {
+                    let matrix = self.exe.matrix(weights[h]);
+                    let (weight, panels) = (matrix.view(), matrix.panels);
+                    let x = RowsView { offset: h * (k / heads), ..RowsView::dense(x, k) };
+                    let y = OutView { offset: h * (n / heads), ..y };
+                    Product { weight, bias: None, x, y, pairs: false, panels }
                 };
                 // SAFETY: each head has columns of its own: `n / heads` of them, as its weight has
                 // rows.

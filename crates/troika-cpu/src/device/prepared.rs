@@ -100,20 +100,14 @@ impl Known {
 }
 
 fn check(exe: &Loaded, task: &Run, spaces: &[SpaceId]) -> Result<Prepared, DeviceError> {
-    let mut p = Prepared {
-        of: Arc::downgrade(&task.bindings),
-        bound: Vec::new(),
-        staged: Vec::new(),
-        staging: 0,
-        memory: Vec::new(),
-        // Not located yet.
-        moves: u64::MAX,
-    };
     bindings::check_counts(exe, &task.bindings)?;
     bindings::check_rows(exe, task)?;
-    bindings::locate(exe, task, spaces, &mut p.bound)?;
-    p.staging = bindings::staged(exe, task.rows, &p.bound, &mut p.staged);
-    Ok(p)
+    let bound = bindings::locate(exe, task, spaces)?;
+    let (staged, staging) = bindings::staged(exe, task.rows, &bound);
+    let of = Arc::downgrade(&task.bindings);
+    // Not located yet.
+    let (memory, moves) = (Vec::new(), u64::MAX);
+    Ok(Prepared { of, bound, staged, staging, memory, moves })
 }
 
 /// For keys that this process chose itself: nobody can cause collisions, so spreading is enough.
