@@ -50,9 +50,9 @@ impl ValueSlot {
 
 /// An op, with the indices of its loaded weights.
 ///
-/// `Linear` and `PackedLinear` are products with a common input and one output each. `before` is the
-/// norm or gate that computes their input, if it is fused with them, or a `CalibratedInput`: what a
-/// calibration says of the input. That is a part of products only.
+/// `Linear` and `PackedLinear` are products with a common input and one output each. `before` is
+/// the norm or gate that computes their input, if it is fused with them, or a `CalibratedInput`:
+/// what a calibration says of the input. That is a part of products only.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
     Embed { table: MatrixAt, scale: f32 },

@@ -23,9 +23,9 @@ macro_rules! by_element {
     ($element:expr, $m:ident :: $f:ident, $a:ty, ($($arg:expr),*)) => {
         match $element {
             _ if <$a>::PAIRS => $m::$f::<$a, Pairs>($($arg),*),
-            Element::F32 => $m::$f::<$a, Single<F32Row>>($($arg),*),
-            Element::F16 => $m::$f::<$a, Single<F16Row>>($($arg),*),
-            Element::BF16 => $m::$f::<$a, Single<Bf16Row>>($($arg),*),
+            Element::F32 => $m::$f::<$a, F32Row>($($arg),*),
+            Element::F16 => $m::$f::<$a, F16Row>($($arg),*),
+            Element::BF16 => $m::$f::<$a, Bf16Row>($($arg),*),
         }
     };
 }

@@ -13,8 +13,8 @@ use std::mem::MaybeUninit;
 
 use super::KEY_BLOCK;
 use super::block::{KeyBlock, Seen};
-use crate::kernels::linear::{Mac, RowReader};
-use crate::kernels::simd::{Lanes, MAX_LANES};
+use crate::kernels::linear::RowReader;
+use crate::kernels::simd::{Lanes, MAX_LANES, Mac};
 
 /// Registers side by side in a tile.
 pub(super) const ACROSS: usize = 2;
@@ -170,10 +170,10 @@ pub(super) unsafe fn pack_values<A: Mac, S: RowReader>(
     let n = A::V::N;
     let width = ACROSS * n;
     assert!(t.values.len() >= KEY_BLOCK * t.v_pad, "scratch of an attention");
-    let step = n * elements_per_word::<A>();
+    let step = n * A::PER_WORD;
     let (panels, whole) = (v_dim / width * width, v_dim / step * step);
     for word in weight_words::<A>(&range) {
-        let rows = block.v[word * elements_per_word::<A>()..].as_ptr();
+        let rows = block.v[word * A::PER_WORD..].as_ptr();
         // SAFETY: by the caller; there is room for the packed block, and words lie inside.
         unsafe {
             let rows: [*const u8; 2] =
@@ -183,7 +183,7 @@ pub(super) unsafe fn pack_values<A: Mac, S: RowReader>(
                 for i in (i..i + width).step_by(step) {
                     pack_value::<A, S, false>(rows, i, v_dim, to.add(i % width));
                 }
-                to = to.add(width * word_count::<A>(KEY_BLOCK));
+                to = to.add(width * A::words(KEY_BLOCK));
             }
             for i in (panels..whole).step_by(step) {
                 pack_value::<A, S, false>(rows, i, v_dim, to.add(i % width));
@@ -219,22 +219,10 @@ unsafe fn pack_value<A: Mac, S: RowReader, const TAIL: bool>(
     }
 }
 
-/// Keys of a word of weights.
-#[inline(always)]
-pub(super) const fn elements_per_word<A: Mac>() -> usize {
-    if A::PAIRS { 2 } else { 1 }
-}
-
-/// Words of some elements or keys.
-#[inline(always)]
-pub(super) const fn word_count<A: Mac>(n: usize) -> usize {
-    n.div_ceil(elements_per_word::<A>())
-}
-
 /// The words of weights with any of these keys.
 #[inline(always)]
 pub(super) fn weight_words<A: Mac>(keys: &std::ops::Range<usize>) -> std::ops::Range<usize> {
-    keys.start / elements_per_word::<A>()..word_count::<A>(keys.end)
+    keys.start / A::PER_WORD..A::words(keys.end)
 }
 
 /// Rows of a cache that are packed next: fetched piece by piece while tiles are multiplied.
@@ -484,7 +472,7 @@ unsafe fn weigh<A: Mac, const M: usize>(
     unsafe {
         let a = t.acc.as_mut_ptr().add(line * t.v_pad + at);
         let p = t.scores.as_ptr().add(line * KEY_BLOCK);
-        let values = t.values.as_ptr().add(at * word_count::<A>(KEY_BLOCK));
+        let values = t.values.as_ptr().add(at * A::words(KEY_BLOCK));
         let mut acc = [[A::V::splat(0.0); ACROSS]; M];
         for m in 0..M {
             for v in 0..ACROSS {

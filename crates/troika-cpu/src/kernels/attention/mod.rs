@@ -20,9 +20,9 @@ use troika_graph::Attention;
 
 use crate::SharedMut;
 use crate::kernels::kv::{CacheRef, operand};
-use crate::kernels::linear::{Float, Mac, PairsKernel, dispatch_pairs};
+use crate::kernels::linear::{Float, dispatch_pairs};
 use crate::kernels::select::{self, AttentionChoice, AttentionShape};
-use crate::kernels::simd::{Kernel, Lanes, dispatch};
+use crate::kernels::simd::{Kernel, Lanes, Mac, PairsKernel, dispatch};
 use crate::kernels::{Context, KernelError};
 use part::{AttentionPart, PartLines, PartialShape, Partials, SMALL_Q_LINES, Target};
 use softmax::Total;

@@ -9,8 +9,8 @@ use super::large_q::RowPrefetch;
 use super::part::{AttentionPart, MAX_LINES, SMALL_Q_LINES, Target};
 use super::softmax::{Scores, Total, merge};
 use super::{KEY_BLOCK, SPLIT, large_q, small_q};
-use crate::kernels::linear::{Bf16Row, F16Row, F32Row, Mac, Pairs, Single};
-use crate::kernels::simd::{Lanes, MAX_LANES, part_of};
+use crate::kernels::linear::{Bf16Row, F16Row, F32Row, Pairs};
+use crate::kernels::simd::{Lanes, MAX_LANES, Mac, part_of};
 
 /// Elements of a query and of an accumulator, rounded up to whole registers of all lanes.
 pub(super) fn padded(op: &Attention) -> (usize, usize) {
@@ -21,7 +21,7 @@ pub(super) fn padded(op: &Attention) -> (usize, usize) {
 /// Words of a query rounded up to whole registers.
 #[inline(always)]
 fn k_pad<A: Mac>(op: &Attention) -> usize {
-    large_q::word_count::<A>(op.k_dim).next_multiple_of(A::V::N)
+    A::words(op.k_dim).next_multiple_of(A::V::N)
 }
 
 /// Scratch floats a worker needs.

@@ -12,9 +12,9 @@ use std::ops::Range;
 
 use super::KEY_BLOCK;
 use super::block::Seen;
-use super::large_q::{elements_per_word, part, weight_words, word_count};
-use crate::kernels::linear::{Mac, RowReader};
-use crate::kernels::simd::Lanes;
+use super::large_q::{part, weight_words};
+use crate::kernels::linear::RowReader;
+use crate::kernels::simd::{Lanes, Mac};
 use crate::runtime::prefetch;
 
 /// Positions read for all heads before the next ones.
@@ -152,7 +152,7 @@ unsafe fn score_tile<A: Mac, S: RowReader, const M: usize, const K: usize>(
             for word in (0..words).step_by(A::V::N) {
                 score_words::<A, S, M, K, false>(&mut acc, q, lines.k_pad, &ks, x.len, word);
             }
-            if words < word_count::<A>(x.len) {
+            if words < A::words(x.len) {
                 score_words::<A, S, M, K, true>(&mut acc, q, lines.k_pad, &ks, x.len, words);
             }
             let sums = A::V::sums(acc);
@@ -317,9 +317,9 @@ unsafe fn value_chunk<A: Mac, S: RowReader, const M: usize, const NV: usize, con
             }
         }
         for word in weight_words::<A>(&tile.keys) {
-            let row = |i| x.at(word * elements_per_word::<A>() + i, tile.kv);
+            let row = |i| x.at(word * A::PER_WORD + i, tile.kv);
             let mut w = [A::V::splat(0.0); NV];
-            for v in (0..NV).step_by(elements_per_word::<A>()) {
+            for v in (0..NV).step_by(A::PER_WORD) {
                 let from = at + v * n;
                 w[v] = part::<A, S, TAIL>(row(0), from, x.len);
                 if A::PAIRS {

@@ -6,8 +6,7 @@ use troika_graph::Attention;
 
 use super::KEY_BLOCK;
 use super::block::Seen;
-use crate::kernels::linear::Mac;
-use crate::kernels::simd::{Lanes, MAX_LANES, tanh};
+use crate::kernels::simd::{Lanes, MAX_LANES, Mac, tanh};
 
 /// What the weights of a line's keys so far are relative to, and their sum.
 #[derive(Clone, Copy)]

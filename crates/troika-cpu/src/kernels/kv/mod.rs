@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use half::{bf16, f16};
 use troika_device::ForwardBatch;
 
-use crate::kernels::linear::nearest;
-use crate::kernels::simd::{Kernel, Lanes, dispatch};
+use crate::kernels::simd::{Kernel, Lanes, dispatch, nearest};
 use crate::kernels::{ByFloat, Context, ELEMENTS_PER_PART, KernelError, for_floats};
 use crate::{SharedMut, SharedRef};
 

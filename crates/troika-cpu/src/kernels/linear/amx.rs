@@ -130,18 +130,8 @@ unsafe fn by_blocks<V: Lanes, T: TileRegisters>(part: &mut ProductPart<'_>, tile
                         false => scratch[i * STEP * BLOCK..].as_ptr().cast(),
                     };
                     let rest = STEP.min(part.n.end - n);
-                    let t = Square {
-                        sink,
-                        x,
-                        panel,
-                        next,
-                        depth: whole / SIDE,
-                        m,
-                        rows,
-                        n,
-                        rest,
-                        streams,
-                    };
+                    let depth = whole / SIDE;
+                    let t = Square { sink, x, panel, next, depth, m, rows, n, rest, streams };
                     match (b > 0, t.rest > SIDE) {
                         (false, false) => t.multiply::<V, T, 1, 1>(tiles),
                         (false, true) => t.multiply::<V, T, 1, 2>(tiles),

@@ -5,16 +5,12 @@
 //! which order. All sums are f32, rounded to nearest even; denormal operands and results count as
 //! zeros (Intel SDM, volume 2).
 
-#[cfg(target_arch = "x86_64")]
-use std::marker::PhantomData;
-
 use half::bf16;
 
-use super::terms::{Mac, nearest};
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::simd::{self, PairKernel, PairLanes};
-use crate::kernels::simd::{Kernel, Lanes, Portable, dispatch};
+use crate::kernels::simd;
+use crate::kernels::simd::{Kernel, Lanes, Mac, PairsKernel, Portable, dispatch, nearest};
 use crate::kernels::{Context, KernelError, rows_per_part};
 use crate::runtime::is_intel;
 
@@ -95,51 +91,11 @@ impl Mac for Emulated {
     }
 }
 
-/// Pairs by the instruction of a machine that has it.
-#[cfg(target_arch = "x86_64")]
-struct Native<P>(PhantomData<P>);
-
-#[cfg(target_arch = "x86_64")]
-impl<P: PairLanes> Mac for Native<P> {
-    type V = P::V;
-    const PAIRS: bool = true;
-    #[inline(always)]
-    fn mac(x: P::V, w: P::V, acc: P::V) -> P::V {
-        P::dot(x, w, acc)
-    }
-    #[inline(always)]
-    fn pairs(low: P::V, high: P::V) -> P::V {
-        P::round(low, high)
-    }
-    #[inline(always)]
-    fn zip(a: P::V, b: P::V) -> [P::V; 2] {
-        P::zip(a, b)
-    }
-}
-
-/// A kernel that runs on [`Native`].
-#[cfg(target_arch = "x86_64")]
-struct OnNative<K>(K);
-
-#[cfg(target_arch = "x86_64")]
-impl<K: PairsKernel> PairKernel for OnNative<K> {
-    #[inline(always)]
-    fn run<P: PairLanes>(self) {
-        self.0.run::<Native<P>>()
-    }
-}
-
-/// A kernel over products of pairs.
-pub(crate) trait PairsKernel {
-    /// Runs; implementations must be `#[inline(always)]`.
-    fn run<A: Mac>(self);
-}
-
 /// Runs a kernel with `vdpbf16ps` where the instruction set has it, else in plain Rust.
 pub(crate) fn dispatch_pairs<K: PairsKernel>(isa: Isa, kernel: K) {
     #[cfg(target_arch = "x86_64")]
     if has_pairs(isa) {
-        return simd::dispatch_pairs(isa, OnNative(kernel));
+        return simd::dispatch_pairs(isa, kernel);
     }
     let _ = isa;
     kernel.run::<Emulated>();

@@ -36,10 +36,10 @@ use crate::kernels::{Context, KernelError};
 use crate::machine::Multiply;
 use crate::{Isa, SharedMut};
 
-pub(crate) use bf16::{PairsKernel, dispatch_pairs};
+pub(crate) use bf16::dispatch_pairs;
 pub(crate) use part::ProductPart;
 pub(crate) use run::run_part;
-pub(crate) use terms::{Float, Mac, Pairs, RowReader, Single, nearest};
+pub(crate) use terms::{Float, Pairs, RowReader};
 pub(crate) use weights::{Bf16Row, F16Row, F32Row};
 
 // Words whose products are summed in one chain.

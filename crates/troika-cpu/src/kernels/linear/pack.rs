@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use troika_graph::DType;
 
-use super::terms::{Halves, Pairs, RowReader, Single};
+use super::terms::{Halves, Pairs, RowReader};
 use super::weights::{F16Row, F32Row, widen};
 use super::{BLOCK, WeightView};
 use crate::kernels::simd::{Lanes, MAX_LANES};
@@ -56,8 +56,8 @@ pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, w
             match (b.pairs, w.dtype) {
                 (true, _) => as_they_lie!(Pairs),
                 (_, DType::BF16) => as_they_lie!(Halves),
-                (_, DType::F32) => as_they_lie!(Single<F32Row>),
-                (_, DType::F16) => as_they_lie!(Single<F16Row>),
+                (_, DType::F32) => as_they_lie!(F32Row),
+                (_, DType::F16) => as_they_lie!(F16Row),
                 _ => {
                     let count = (b.rows - g).min(V::N);
                     for i in 0..count {
@@ -65,7 +65,7 @@ pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, w
                     }
                     let wide = wide.as_ptr().cast::<u8>();
                     let rows = self::rows::<V>(wide, b.len * 4, count);
-                    columns::<V, Single<F32Row>>(rows, 0, b.len, to);
+                    columns::<V, F32Row>(rows, 0, b.len, to);
                 }
             }
         }

@@ -7,10 +7,10 @@ use troika_graph::DType;
 
 use super::panels::{F16Columns, LINE, LineReader, ROWS, panel_bytes};
 use super::sink::Sink;
-use super::terms::{Halves, Mac, Single};
+use super::terms::Halves;
 use super::weights::F32Row;
 use super::{BLOCK, Product, ProductPart};
-use crate::kernels::simd::Lanes;
+use crate::kernels::simd::{Lanes, Mac};
 use crate::runtime::prefetch;
 
 /// Bytes before the words in use that are asked for: about the latency of memory.
@@ -38,7 +38,7 @@ macro_rules! by_lines {
         match (<$a>::PAIRS, $dtype) {
             (false, DType::F16) => $f::<$t, F16Columns>($($arg),*),
             (false, DType::BF16) => $f::<$t, Halves>($($arg),*),
-            _ => $f::<$t, Single<F32Row>>($($arg),*),
+            _ => $f::<$t, F32Row>($($arg),*),
         }
     };
 }
@@ -64,24 +64,17 @@ pub(super) unsafe fn few_rows<A: Mac>(part: &ProductPart<'_>) {
 unsafe fn all<A: Mac, L: LineReader>(part: &ProductPart<'_>) {
     const { assert!(ROWS / A::V::N <= MAX_REGISTERS && BLOCK.is_multiple_of(L::WORDS)) };
     let p = &part.product;
-    let words = if A::PAIRS { p.weight.cols.div_ceil(2) } else { p.weight.cols };
+    let words = A::words(p.weight.cols);
     for first in part.n.clone().step_by(ROWS) {
         for at in (0..words).step_by(BLOCK) {
             let end = (at + BLOCK).min(words);
-            let sink = Sink { product: p, first: at == 0, last: end == words };
+            let sink = &Sink { product: p, first: at == 0, last: end == words };
             let mut m = part.m.start;
             // SAFETY: rows are checked; the panel holds all words.
             unsafe {
                 let lines = panel(p, first).add(at / L::WORDS * LINE);
-                let mut block = LineBlock {
-                    part,
-                    sink: &sink,
-                    lines,
-                    words: at..end,
-                    first,
-                    prefetched: lines,
-                    every: 0,
-                };
+                let (words, prefetched) = (at..end, lines);
+                let mut block = LineBlock { part, sink, lines, words, first, prefetched, every: 0 };
                 let passes = passes::<A>(part.m.len());
                 for pass in 0..passes {
                     // Passes of about as many rows each: few rows have few chains of sums.

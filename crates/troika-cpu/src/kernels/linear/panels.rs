@@ -13,7 +13,7 @@ use troika_graph::DType;
 
 use super::WeightView;
 use super::pack::pack_lanes;
-use super::terms::{Halves, Pairs, Single};
+use super::terms::{Halves, Pairs};
 use super::weights::F32Row;
 use crate::Isa;
 use crate::kernels::quantized::Layout;
@@ -86,7 +86,7 @@ impl Kernel for Pack<'_> {
             // SAFETY: rows of this type, of a weight that was checked.
             unsafe {
                 match w.dtype {
-                    DType::F32 => pack_lanes::<V, Single<F32Row>>(&w, rows, to, ROWS),
+                    DType::F32 => pack_lanes::<V, F32Row>(&w, rows, to, ROWS),
                     _ => pack_lanes::<V, Pairs>(&w, rows, to, ROWS),
                 }
             }
@@ -121,7 +121,7 @@ pub(super) trait LineReader {
 }
 
 /// Columns of f32, and pairs of bf16 that are used as such.
-impl LineReader for Single<F32Row> {
+impl LineReader for F32Row {
     const WORDS: usize = 1;
     #[inline(always)]
     unsafe fn word<V: Lanes>(line: *const u8, lane: usize, _: usize) -> V {

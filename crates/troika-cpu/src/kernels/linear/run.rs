@@ -1,7 +1,7 @@
 //! Which kernel runs a part of a product.
 
-use super::bf16::{PairsKernel, dispatch_pairs};
-use super::terms::{Float, Mac};
+use super::bf16::dispatch_pairs;
+use super::terms::Float;
 use super::{ProductPart, tile};
 #[cfg(any(
     target_arch = "x86_64",
@@ -12,7 +12,7 @@ use crate::Isa;
 use crate::kernels::quantized::PackedView;
 use crate::kernels::quantized::float::OneRow;
 use crate::kernels::select;
-use crate::kernels::simd::{Kernel, Lanes, dispatch};
+use crate::kernels::simd::{Kernel, Lanes, Mac, PairsKernel, dispatch};
 #[cfg(target_arch = "x86_64")]
 use crate::machine::instructions::x86::Tmm;
 
@@ -21,7 +21,7 @@ pub(crate) fn run_part(isa: Isa, part: ProductPart<'_>) {
     if let Some(weight) = part.product.packed() {
         return run_packed(isa, weight, part);
     }
-    if part.product.pairs { run_pairs(isa, part) } else { dispatch(isa, FloatPart(part)) }
+    if part.product.pairs { run_pairs(isa, part) } else { dispatch(isa, part) }
 }
 
 /// Whether lanes multiply and add with one rounding, as products of one row with packed weights do.
@@ -49,26 +49,22 @@ fn run_packed(isa: Isa, weight: PackedView<'_>, part: ProductPart<'_>) {
         // SAFETY: these rows are a part of those of a part, which are no one else's.
         let mut part = unsafe { ProductPart::new(product, n, m.clone(), &mut *scratch) };
         part.isa = isa;
-        dispatch(isa, FloatPart(part));
+        dispatch(isa, part);
     }
 }
 
-struct FloatPart<'a>(ProductPart<'a>);
-
-impl Kernel for FloatPart<'_> {
+impl Kernel for ProductPart<'_> {
     type Output = ();
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        tile::part::<Float<V>>(self.0)
+        tile::part::<Float<V>>(self)
     }
 }
 
-struct PairsPart<'a>(ProductPart<'a>);
-
-impl PairsKernel for PairsPart<'_> {
+impl PairsKernel for ProductPart<'_> {
     #[inline(always)]
     fn run<A: Mac>(self) {
-        tile::part::<A>(self.0)
+        tile::part::<A>(self)
     }
 }
 
@@ -115,5 +111,5 @@ fn run_pairs(isa: Isa, part: ProductPart<'_>) {
             return unsafe { amx::part::<Portable, EmulatedTiles>(part) };
         }
     }
-    dispatch_pairs(isa, PairsPart(part));
+    dispatch_pairs(isa, part);
 }

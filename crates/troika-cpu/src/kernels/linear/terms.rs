@@ -6,55 +6,7 @@
 
 use std::marker::PhantomData;
 
-use super::weights::RowLoad;
-use crate::kernels::simd::{Lanes, MAX_LANES};
-
-/// The arithmetic of an instruction set; like [`Lanes`], for those alone that were detected.
-pub(crate) trait Mac {
-    /// Registers of 32-bit lanes.
-    type V: Lanes;
-    /// Whether words are pairs of bf16.
-    const PAIRS: bool;
-    /// `acc + x * w`; with pairs, both products.
-    fn mac(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
-
-    /// Words of consecutive floats, two to a word: first `low`, then `high`, each rounded to the
-    /// nearest bf16, ties to even. For pairs only.
-    #[inline(always)]
-    fn pairs(low: Self::V, high: Self::V) -> Self::V {
-        let mut floats = [0f32; 2 * MAX_LANES];
-        let mut words = [0u32; MAX_LANES];
-        low.write_to(&mut floats);
-        high.write_to(&mut floats[Self::V::N..]);
-        for (w, f) in words.iter_mut().zip(floats.as_chunks::<2>().0) {
-            *w = nearest(f[0]) | nearest(f[1]) << 16;
-        }
-        Self::V::from_bits(words)
-    }
-
-    /// Two rows of bf16, two elements to a word, as words of an element of `a` and one of `b`: the
-    /// elements of the lower half of the words, then the others. For pairs only.
-    #[inline(always)]
-    fn zip(a: Self::V, b: Self::V) -> [Self::V; 2] {
-        let (a, b) = (a.to_bits(), b.to_bits());
-        let mut out = [[0u32; MAX_LANES]; 2];
-        for i in 0..2 * Self::V::N {
-            let half = |w: u32| w >> (16 * (i % 2)) & 0xffff;
-            out[i / Self::V::N][i % Self::V::N] = half(a[i / 2]) | half(b[i / 2]) << 16;
-        }
-        out.map(Self::V::from_bits)
-    }
-}
-
-/// The nearest bf16, ties to even; NaN stays NaN. (`vcvtneps2bf16` would flush denormals, which
-/// the products do anyway.)
-#[inline(always)]
-pub(crate) fn nearest(x: f32) -> u32 {
-    let bits = x.to_bits();
-    // What wraps around is NaN, which is not rounded.
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    if x.is_nan() { bits >> 16 | 0x40 } else { rounded }
-}
+use crate::kernels::simd::{Lanes, MAX_LANES, Mac};
 
 /// Single precision, fused where the instruction set can.
 pub(crate) struct Float<V>(PhantomData<V>);
@@ -100,27 +52,10 @@ pub(crate) trait RowReader {
     }
 }
 
-/// A column per lane, as f32.
-pub(crate) struct Single<R>(PhantomData<R>);
 /// Two columns of bf16 per lane, used one after the other as f32.
 pub(super) struct Halves;
 /// Two columns of bf16 per lane, used together.
 pub(crate) struct Pairs;
-
-impl<R: RowLoad> RowReader for Single<R> {
-    const COLS: usize = 1;
-    const WORDS: usize = 1;
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
-        // SAFETY: by the caller.
-        unsafe { R::load(row, i) }
-    }
-    #[inline(always)]
-    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V {
-        // SAFETY: by the caller.
-        unsafe { R::tail(row, i, n) }
-    }
-}
 
 impl RowReader for Halves {
     const COLS: usize = 2;
@@ -157,23 +92,6 @@ impl RowReader for Pairs {
             let bytes = (n * 2).min(size_of_val(&buf));
             std::ptr::copy_nonoverlapping(row.add(i * 2), buf.as_mut_ptr().cast(), bytes);
             V::load(buf.as_ptr().cast())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::nearest;
-
-    #[test]
-    fn every_kind_of_number_is_rounded_without_overflow() {
-        // NaN of all ones would wrap around when it is rounded, which a debug build checks.
-        for bits in [u32::MAX, 0x7fff_ffff, 0x7f80_0001, 0xff80_0001, 0xffff_8000] {
-            let rounded = f32::from_bits(nearest(f32::from_bits(bits)) << 16);
-            assert!(rounded.is_nan() && rounded.is_sign_negative() == (bits >> 31 == 1));
-        }
-        for x in [0.0, -0.0, 1.0, f32::MAX, f32::MIN, f32::INFINITY, 1e-45, 257.0 / 256.0] {
-            assert_eq!(nearest(x), u32::from(half::bf16::from_f32(x).to_bits()), "{x}");
         }
     }
 }

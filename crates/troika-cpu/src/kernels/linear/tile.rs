@@ -4,12 +4,12 @@ use troika_graph::DType;
 
 use super::pack::{WIDE, WeightBlock, pack, prefetch_rows, rows, square};
 use super::sink::Sink;
-use super::terms::{Halves, Mac, Pairs, RowReader, Single};
+use super::terms::{Halves, Pairs, RowReader};
 use super::weights::{F16Row, F32Row};
-use super::{BLOCK, Product, ProductPart, packed, panels};
+use super::{BLOCK, ProductPart, packed, panels};
 use crate::kernels::quantized::GROUP;
 use crate::kernels::quantized::float::Unpack;
-use crate::kernels::simd::Lanes;
+use crate::kernels::simd::{Lanes, Mac};
 
 /// Activation rows that meet one panel after another while they are in the nearer caches.
 const ROWS_AT_ONCE: usize = 96;
@@ -27,8 +27,8 @@ pub(super) fn part<A: Mac>(part: ProductPart<'_>) {
         if part.m.len() == 1 && !packed {
             match (A::PAIRS, part.product.weight.dtype) {
                 (true, _) => return one_row::<A, Pairs>(&part),
-                (_, DType::F32) => return one_row::<A, Single<F32Row>>(&part),
-                (_, DType::F16) => return one_row::<A, Single<F16Row>>(&part),
+                (_, DType::F32) => return one_row::<A, F32Row>(&part),
+                (_, DType::F16) => return one_row::<A, F16Row>(&part),
                 (_, DType::BF16) => return one_row::<A, Halves>(&part),
                 _ => {}
             }
@@ -42,18 +42,6 @@ pub(super) fn part<A: Mac>(part: ProductPart<'_>) {
     }
 }
 
-/// Columns of a block: a block of words.
-#[inline(always)]
-fn block_cols<A: Mac>() -> usize {
-    if A::PAIRS { 2 * BLOCK } else { BLOCK }
-}
-
-/// Words of a row of activations.
-#[inline(always)]
-fn row_words<A: Mac>(p: &Product<'_>) -> usize {
-    if A::PAIRS { p.weight.cols.div_ceil(2) } else { p.weight.cols }
-}
-
 /// One activation row: weights are turned in registers, as they come from memory.
 ///
 /// # Safety
@@ -63,7 +51,7 @@ unsafe fn one_row<A: Mac, S: RowReader>(part: &ProductPart<'_>) {
     let p = &part.product;
     // SAFETY: the activation and result rows are checked; the weight rows are in the part.
     unsafe {
-        let x = p.x.row(part.m.start, row_words::<A>(p));
+        let x = p.x.row(part.m.start, A::words(p.weight.cols));
         let y = p.y.at(part.m.start, p.weight.rows);
         let mut n = part.n.start;
         while n < part.n.end {
@@ -104,7 +92,7 @@ unsafe fn rows_by_row<A: Mac, S: RowReader, const G: usize>(
         let rows: [_; G] = std::array::from_fn(of);
         let mut at = 0;
         loop {
-            let len = block_cols::<A>().min(w.cols - at);
+            let len = (BLOCK * A::PER_WORD).min(w.cols - at);
             let sink = Sink { product: p, first: at == 0, last: at + len == w.cols };
             let whole = len / step * step;
             let mut acc = [A::V::splat(0.0); G];
@@ -154,10 +142,9 @@ fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
     let (packed, wide) = part.scratch.split_at_mut(part.scratch.len() - WIDE);
     let mut at = 0;
     loop {
-        let len = block_cols::<A>().min(p.weight.cols - at);
+        let len = (BLOCK * A::PER_WORD).min(p.weight.cols - at);
         let sink = Sink { product: p, first: at == 0, last: at + len == p.weight.cols };
-        let words = if A::PAIRS { len.div_ceil(2) } else { len };
-        let skip = if A::PAIRS { at / 2 } else { at };
+        let (words, skip) = (A::words(len), at / A::PER_WORD);
         for (i, n) in part.n.clone().step_by(width).enumerate() {
             let rows = width.min(part.n.end - n);
             let to = &mut packed[i * width * BLOCK..];
@@ -256,7 +243,7 @@ impl PanelTiles<'_, '_, '_> {
         // SAFETY: the rows are checked by `row` and `at`; the panel holds all words.
         unsafe {
             let xs: [_; M] =
-                std::array::from_fn(|i| p.x.row(m + i, row_words::<A>(p)).add(self.skip));
+                std::array::from_fn(|i| p.x.row(m + i, A::words(p.weight.cols)).add(self.skip));
             let ys: [_; M] = std::array::from_fn(|i| p.y.at(m + i, p.weight.rows));
             let mut acc = [[A::V::splat(0.0); U]; M];
             let mut panel = self.panel.as_ptr();

@@ -4,22 +4,8 @@ use half::{bf16, f16};
 use troika_graph::blocks;
 
 use super::WeightView;
+use super::terms::RowReader;
 use crate::kernels::simd::{Lanes, MAX_LANES};
-
-/// Loads lanes from a row of some type.
-pub(crate) trait RowLoad {
-    /// Lanes `i..i + N` of the row at `row`; `i` is a multiple of `N`.
-    ///
-    /// # Safety
-    /// A row with these elements.
-    unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V;
-
-    /// The last `n < N` elements, from `i` on, and zeros.
-    ///
-    /// # Safety
-    /// As for `load`.
-    unsafe fn tail<V: Lanes>(row: *const u8, i: usize, n: usize) -> V;
-}
 
 /// Plain f32.
 pub(crate) struct F32Row;
@@ -28,10 +14,12 @@ pub(crate) struct F16Row;
 /// Plain bf16.
 pub(crate) struct Bf16Row;
 
-/// Rows of plain numbers, by the load of [`Lanes`].
+/// Rows of plain numbers, by the load of [`Lanes`]: a column per lane, as f32.
 macro_rules! plain_rows {
     ($row:ident, $number:ty, $load:ident) => {
-        impl RowLoad for $row {
+        impl RowReader for $row {
+            const COLS: usize = 1;
+            const WORDS: usize = 1;
             #[inline(always)]
             unsafe fn load<V: Lanes>(row: *const u8, i: usize) -> V {
                 // SAFETY: the row has these elements.

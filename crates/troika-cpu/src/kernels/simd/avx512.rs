@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::avx2::{largest256, sum256, sums256};
 use super::sealed::Sealed;
-use super::{ByteSums, Kernel, Lanes, MAX_LANES, PairKernel, PairLanes, exp_of_rest};
+use super::{ByteSums, Kernel, Lanes, MAX_LANES, Mac, PairsKernel, exp_of_rest};
 use crate::machine::instructions::methods;
 
 /// To the nearest, ties to even.
@@ -20,7 +20,7 @@ pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
 
 /// Runs a kernel over pairs of bf16 with the features switched on.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub(super) fn run_pairs<K: PairKernel>(kernel: K) {
+pub(super) fn run_pairs<K: PairsKernel>(kernel: K) {
     kernel.run::<PairsX16>()
 }
 
@@ -36,17 +36,18 @@ pub(super) struct PairsX16;
 // SAFETY (of the unsafe blocks): the features are there where the type is; registers of the same
 // size, any bits.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl PairLanes for PairsX16 {
+impl Mac for PairsX16 {
     type V = F32x16;
+    const PAIRS: bool = true;
     #[inline(always)]
-    fn dot(x: F32x16, w: F32x16, acc: F32x16) -> F32x16 {
+    fn mac(x: F32x16, w: F32x16, acc: F32x16) -> F32x16 {
         unsafe {
             let pairs = |v: F32x16| std::mem::transmute::<__m512, __m512bh>(v.0);
             F32x16(_mm512_dpbf16_ps(acc.0, pairs(x), pairs(w)))
         }
     }
     #[inline(always)]
-    fn round(low: F32x16, high: F32x16) -> F32x16 {
+    fn pairs(low: F32x16, high: F32x16) -> F32x16 {
         let words = unsafe { _mm512_cvtne2ps_pbh(high.0, low.0) };
         F32x16(unsafe { std::mem::transmute::<__m512bh, __m512>(words) })
     }

@@ -7,6 +7,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod mac;
 #[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 mod neon;
 mod scalar;
@@ -17,6 +18,7 @@ use crate::Isa;
 #[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 use crate::machine::instructions::arm;
 
+pub(crate) use mac::{Mac, PairsKernel, nearest};
 pub use scalar::Portable;
 
 /// Sums of 32 bytes: of each sixteen, the first two of every four and the last two.
@@ -213,28 +215,6 @@ pub trait Kernel {
     fn run<V: Lanes>(self) -> Self::Output;
 }
 
-/// Products of pairs of bf16 in the halves of lanes, as an instruction set has them; like types of
-/// lanes, only where its features are.
-#[cfg(target_arch = "x86_64")]
-pub(crate) trait PairLanes {
-    /// Registers of pairs, and of sums.
-    type V: Lanes;
-    /// `acc` and both products of the pairs.
-    fn dot(x: Self::V, w: Self::V, acc: Self::V) -> Self::V;
-    /// Pairs of the floats of `low`, then of `high`, rounded to the nearest, ties to even.
-    fn round(low: Self::V, high: Self::V) -> Self::V;
-    /// Pairs of an element of `a` and one of `b`: the pairs of the lower halves, then of the upper
-    /// halves.
-    fn zip(a: Self::V, b: Self::V) -> [Self::V; 2];
-}
-
-/// Work over products of pairs.
-#[cfg(target_arch = "x86_64")]
-pub(crate) trait PairKernel {
-    /// Runs; implementations must be `#[inline(always)]`.
-    fn run<P: PairLanes>(self);
-}
-
 /// Whether the instruction set has products of pairs of bf16 in registers, `vdpbf16ps` (on this
 /// machine).
 pub fn has_pairs(isa: Isa) -> bool {
@@ -250,7 +230,7 @@ pub fn has_pairs(isa: Isa) -> bool {
 /// # Panics
 /// If the instruction set has none on this machine.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn dispatch_pairs<K: PairKernel>(isa: Isa, kernel: K) {
+pub(crate) fn dispatch_pairs<K: PairsKernel>(isa: Isa, kernel: K) {
     assert!(has_pairs(isa), "{} has no products of pairs here", isa.name());
     // SAFETY: detected above.
     unsafe { avx512::run_pairs(kernel) }
