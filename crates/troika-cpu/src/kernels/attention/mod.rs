@@ -24,7 +24,7 @@ use crate::kernels::linear::{Float, dispatch_pairs};
 use crate::kernels::select::{self, AttentionChoice, AttentionShape};
 use crate::kernels::simd::{Kernel, Lanes, Mac, PairsKernel, dispatch};
 use crate::kernels::{Context, KernelError};
-use part::{AttentionPart, PartLines, PartialShape, Partials, SMALL_Q_LINES, Target};
+use part::{AttentionPart, PartLines, PartialShape, SMALL_Q_LINES, Target};
 use softmax::Total;
 
 pub use run::worker_floats;
@@ -190,7 +190,7 @@ pub fn attention(
                 (piece(kv_part, cut.kv_heads, x.op.kv_heads), piece(head_part, cut.heads, group));
             let lines = PartLines { rows, kv_heads, heads, splits };
             let to = match cut.split {
-                true => Target::Partials(Partials { floats, shape }),
+                true => Target::Partials { floats, shape },
                 false => Target::Out(results),
             };
             // SAFETY: checked above; no two parts have the same split of a line.

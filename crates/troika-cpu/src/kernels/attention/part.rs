@@ -43,15 +43,8 @@ pub(super) struct PartLines {
 pub(super) enum Target<'a> {
     /// All splits are in this part: its lines are finished.
     Out(SharedMut<'a, f32>),
-    /// The part has one split: kept for merging.
-    Partials(Partials<'a>),
-}
-
-/// Results of splits.
-#[derive(Clone, Copy)]
-pub(super) struct Partials<'a> {
-    pub floats: SharedMut<'a, f32>,
-    pub shape: PartialShape,
+    /// The part has one split: its results are kept for merging.
+    Partials { floats: SharedMut<'a, f32>, shape: PartialShape },
 }
 
 /// How results of splits lie: per row of the forward batch, head and split an accumulator, its

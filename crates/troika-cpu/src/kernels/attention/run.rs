@@ -296,10 +296,10 @@ fn keep<V: Lanes>(part: &AttentionPart<'_>, work: &mut PartMemory<'_>, split: us
                 let all = &mut work.all[line * v_pad..][..v_pad];
                 merge::<V>(all, &mut work.totals[1][line], acc, total);
             }
-            Target::Partials(p) => {
-                let at = p.shape.at(part.seq.rows.start + row, head, split - splits.start);
+            Target::Partials { floats, shape } => {
+                let at = shape.at(part.seq.rows.start + row, head, split - splits.start);
                 // SAFETY: of the part: `AttentionPart::new` was promised that it is alone.
-                let to = unsafe { p.floats.slice(at) };
+                let to = unsafe { floats.slice(at) };
                 to[..v_pad].copy_from_slice(acc);
                 (to[v_pad], to[v_pad + 1]) = (total.max, total.sum);
             }

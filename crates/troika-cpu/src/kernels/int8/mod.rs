@@ -11,7 +11,6 @@
 
 mod block;
 mod part;
-mod product;
 mod quantize;
 mod run;
 pub mod scalar;
@@ -32,7 +31,7 @@ use crate::kernels::{Context, KernelError};
 
 pub use crate::kernels::quantized::{GROUP, Layout, PackedView, ROWS};
 pub(crate) use part::Int8Part;
-pub use product::Product;
+pub use part::Product;
 pub use quantize::{ActivationRows, CalibratedInput, INT7, Quantization, floats, quantize};
 pub(crate) use run::{gains_from_seven_bits, multiply, run_part};
 
@@ -82,12 +81,8 @@ pub unsafe fn linear(
         let choice =
             select::panels(select::PanelShape { rows, panels: all, bytes, count: 1 }, threads);
         let (step, blocks) = (choice.panel * ROWS, rows.div_ceil(choice.row_block));
-        PanelCut {
-            step,
-            blocks,
-            row_block: choice.row_block,
-            parts: layout.rows.div_ceil(step) * blocks,
-        }
+        let parts = layout.rows.div_ceil(step) * blocks;
+        PanelCut { step, blocks, row_block: choice.row_block, parts }
     };
     let cuts: SmallVec<[PanelCut; 3]> = products.iter().map(cut).collect();
     let isa = cx.isa;

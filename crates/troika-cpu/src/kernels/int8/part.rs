@@ -1,11 +1,26 @@
-//! Parts of products, checked when they are made.
+//! Products, and parts of them, checked when they are made.
 
 use std::ops::Range;
 
-use super::product::Product;
-use super::quantize::floats;
+use super::quantize::{Quantization, floats};
+use crate::kernels::linear::{OutView, RowsView};
 use crate::kernels::quantized::wide::SCRATCH;
-use crate::kernels::quantized::{GROUP, ROWS};
+use crate::kernels::quantized::{GROUP, PackedView, ROWS};
+
+/// A product: quantized rows times the transpose of a packed weight.
+#[derive(Clone, Copy)]
+pub struct Product<'a> {
+    /// The weight.
+    pub weight: PackedView<'a>,
+    /// Added to each row.
+    pub bias: Option<&'a [f32]>,
+    /// The activations, [`super::floats`] floats a row.
+    pub x: RowsView<'a>,
+    /// How they were quantized, for this weight.
+    pub quantization: Quantization,
+    /// Where results go.
+    pub y: OutView<'a>,
+}
 
 /// A part of a product: some weight rows, some activation rows. Kernels read and write by pointers
 /// what [`Int8Part::new`] found to be there; nothing else makes one.

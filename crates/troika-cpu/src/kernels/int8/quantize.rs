@@ -90,10 +90,8 @@ impl Quantization {
     /// What products with weights of a type need.
     pub fn of(dtype: DType, activations: ActivationFormat) -> Quantization {
         let seven = activations == INT7 && dtype.uses_all_bits();
-        Quantization {
-            largest: if seven { SEVEN_BITS } else { i8::MAX },
-            correction: ZeroPointCorrection::of(dtype),
-        }
+        let largest = if seven { SEVEN_BITS } else { i8::MAX };
+        Quantization { largest, correction: ZeroPointCorrection::of(dtype) }
     }
 }
 

@@ -1,12 +1,11 @@
 //! Which kernel runs a part of a product: the registers or tiles of an instruction set.
 
-use std::marker::PhantomData;
-
 use troika_graph::{ActivationFormat, DType};
 
 use super::quantize::{INT7, Quantization, SEVEN_BITS};
 use super::{Int8Part, tile};
 use crate::Isa;
+use crate::kernels::quantized::dispatch::{PanelWork, on};
 use crate::kernels::quantized::format::{Format, with_format};
 #[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 use crate::kernels::quantized::lanes::neon::{Neon, Sdot, Smull, Usmmla};
@@ -17,7 +16,6 @@ use crate::kernels::quantized::lanes::neon::{Neon, Sdot, Smull, Usmmla};
 use crate::kernels::quantized::lanes::x86::{Dpbusd, Maddubs, X86};
 use crate::kernels::quantized::lanes::{RowLanes, scalar};
 use crate::machine::Multiply;
-use crate::machine::instructions::RegisterWork;
 #[cfg(target_arch = "aarch64")]
 use crate::machine::instructions::arm::Native;
 #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
@@ -127,25 +125,12 @@ unsafe fn for_format<F: Format>(isa: Isa, part: Int8Part<'_>) {
     }
 }
 
-/// A part on registers `I`, with weights of a format.
-struct PartRun<'a, I, F>(Int8Part<'a>, PhantomData<(I, F)>);
-
-impl<I: RowLanes, F: Format> RegisterWork for PartRun<'_, I, F> {
+impl PanelWork for Int8Part<'_> {
     #[inline(always)]
-    unsafe fn run(self) {
+    unsafe fn run<I: RowLanes, F: Format>(self) {
         // SAFETY: by the caller.
-        unsafe { tile::run::<I, F>(self.0) }
+        unsafe { tile::run::<I, F>(self) }
     }
-}
-
-/// Runs a part on registers `I`.
-///
-/// # Safety
-/// As for [`tile::run`].
-#[inline(never)]
-unsafe fn on<I: RowLanes, F: Format>(part: Int8Part<'_>) {
-    // SAFETY: by the caller.
-    unsafe { I::apart(PartRun::<I, F>(part, PhantomData)) }
 }
 
 /// A function that runs a part with products of ARM, with their features switched on.

@@ -10,6 +10,7 @@ use super::{ProductPart, tile};
 use super::{amx, bf16};
 use crate::Isa;
 use crate::kernels::quantized::PackedView;
+use crate::kernels::quantized::dispatch::run_floats;
 use crate::kernels::quantized::float::OneRow;
 use crate::kernels::select;
 use crate::kernels::simd::{Kernel, Lanes, Mac, PairsKernel, dispatch};
@@ -42,7 +43,7 @@ fn run_packed(isa: Isa, weight: PackedView<'_>, part: ProductPart<'_>) {
         let row = OneRow { weight, n, x, y, bias: product.bias };
         // SAFETY: `ProductPart::new` checked rows and lengths, and had the promise that nobody else
         // writes the results.
-        return unsafe { row.run_on(isa) };
+        return unsafe { run_floats(isa, weight.layout.dtype, row) };
     }
     for from in n.clone().step_by(select::MAX_PANEL) {
         let n = from..(from + select::MAX_PANEL).min(n.end);

@@ -8,6 +8,7 @@ use super::terms::{Halves, Pairs, RowReader};
 use super::weights::{F16Row, F32Row};
 use super::{BLOCK, ProductPart, packed, panels};
 use crate::kernels::quantized::GROUP;
+use crate::kernels::quantized::dispatch::run_floats;
 use crate::kernels::quantized::float::Unpack;
 use crate::kernels::simd::{Lanes, Mac};
 
@@ -155,7 +156,7 @@ fn by_panels<A: Mac, const M: usize, const W: usize>(part: ProductPart<'_>) {
                     let (panel, to) = ((n + g) / panels::ROWS, to[g..].as_mut_ptr());
                     let panel = Unpack { weight, panel, groups, to, width };
                     // SAFETY: the weight has the panel, and the block has room for all columns.
-                    unsafe { panel.run_on(part.isa) };
+                    unsafe { run_floats(part.isa, weight.layout.dtype, panel) };
                 }
             } else if p.panels {
                 // SAFETY: parts begin with a panel, blocks with a line.

@@ -472,16 +472,10 @@ impl<W: Weight, E> Wave<'_, '_, '_, W, E> {
                 let (pairs, expert) = (sorted.pairs(e), (self.expert)(e));
                 let index = Some(&sorted.order[pairs.clone()]);
                 let rows = (pairs.start - before) * width..(pairs.end - before) * width;
-                let piece = ExpertPiece {
-                    bias: expert.bias[2],
-                    n,
-                    m: pairs.len(),
-                    x: RowsView::dense(&input.data[rows], width),
-                    activations: x.activations,
-                    y: OutView { index, ..OutView::dense(down, x.k) },
-                    origin: 0,
-                    pairs: input.pairs,
-                };
+                let y = OutView { index, ..OutView::dense(down, x.k) };
+                let (bias, m, activations) = (expert.bias[2], pairs.len(), x.activations);
+                let (x, pairs) = (RowsView::dense(&input.data[rows], width), input.pairs);
+                let piece = ExpertPiece { bias, n, m, x, activations, y, origin: 0, pairs };
                 // SAFETY: these columns of these pairs belong to this part.
                 unsafe { expert.down.multiply(isa, piece, scratch) };
             });

@@ -25,9 +25,9 @@ pub(crate) trait PanelWork {
 }
 
 /// Work with registers `I` and a format.
-pub(crate) struct FloatRun<W, I, F>(pub W, pub PhantomData<(I, F)>);
+struct PanelRun<W, I, F>(W, PhantomData<(I, F)>);
 
-impl<W: PanelWork, I: RowLanes, F: Format> RegisterWork for FloatRun<W, I, F> {
+impl<W: PanelWork, I: RowLanes, F: Format> RegisterWork for PanelRun<W, I, F> {
     #[inline(always)]
     unsafe fn run(self) {
         // SAFETY: by the caller.
@@ -42,42 +42,42 @@ impl<W: PanelWork, I: RowLanes, F: Format> RegisterWork for FloatRun<W, I, F> {
 pub(crate) unsafe fn run_floats(isa: Isa, weight: DType, work: impl PanelWork) {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
     // SAFETY: the format is the weight's; it was just asked whether the set can run.
-    unsafe { with_format!(weight, F => floats_of::<F, _>(isa, work)) }
+    unsafe { with_format!(weight, F => floats_of::<F>(isa, work)) }
 }
 
 /// # Safety
 /// As for [`run_floats`]; the weight is of the format.
-unsafe fn floats_of<F: Format, W: PanelWork>(isa: Isa, work: W) {
+unsafe fn floats_of<F: Format>(isa: Isa, work: impl PanelWork) {
     // SAFETY: by the caller, or detected here.
     unsafe {
         match isa {
-            Isa::Scalar => floats_on::<scalar::Portable, F, W>(work),
+            Isa::Scalar => on::<scalar::Portable, F>(work),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => {
-                floats_on::<Neon<Native, Smull>, F, W>(work)
-            }
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => on::<Neon<Native, Smull>, F>(work),
             #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => {
                 use crate::machine::instructions::arm;
-                floats_on::<Neon<arm::Emulated, Smull>, F, W>(work)
+                on::<Neon<arm::Emulated, Smull>, F>(work)
             }
             // Of x86 only products of bytes are emulated.
             #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
-            _ if isa.is_emulated() => floats_on::<scalar::Portable, F, W>(work),
+            _ if isa.is_emulated() => on::<scalar::Portable, F>(work),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::AvxVnni => floats_on::<X86<Ymm, Maddubs<false>, 2>, F, W>(work),
+            Isa::Avx2 | Isa::AvxVnni => on::<X86<Ymm, Maddubs<false>, 2>, F>(work),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx(_) => floats_on::<X86<Zmm, Maddubs<false>, 1>, F, W>(work),
+            Isa::Avx512 | Isa::Amx(_) => on::<X86<Zmm, Maddubs<false>, 1>, F>(work),
             #[allow(unreachable_patterns)]
             _ => unreachable!("{} can run here", isa.name()),
         }
     }
 }
 
+/// Runs work on registers `I`, with panels of a format.
+///
 /// # Safety
-/// As for [`floats_of`].
+/// As for [`PanelWork::run`].
 #[inline(never)]
-unsafe fn floats_on<I: RowLanes, F: Format, W: PanelWork>(work: W) {
+pub(crate) unsafe fn on<I: RowLanes, F: Format>(work: impl PanelWork) {
     // SAFETY: by the caller.
-    unsafe { I::apart(FloatRun::<W, I, F>(work, PhantomData)) }
+    unsafe { I::apart(PanelRun::<_, I, F>(work, PhantomData)) }
 }

@@ -16,7 +16,8 @@ use crate::runtime::prefetch;
 /// Bytes before those in use that are asked for: about the latency of memory.
 const PREFETCH_DISTANCE: usize = 4096;
 
-/// The product of one activation row with some weight rows.
+/// The product of one activation row with some weight rows. Where it runs, the pointers are valid
+/// for what they say, and nobody else accesses the results meanwhile.
 #[derive(Clone)]
 pub(crate) struct OneRow<'a> {
     pub weight: PackedView<'a>,
@@ -53,13 +54,6 @@ impl PanelWork for OneRow<'_> {
 }
 
 impl OneRow<'_> {
-    /// # Safety
-    /// The pointers are valid for what they say, and nobody else accesses the results meanwhile.
-    pub unsafe fn run_on(self, isa: Isa) {
-        // SAFETY: by the caller.
-        unsafe { run_floats(isa, self.weight.layout.dtype, self) }
-    }
-
     /// `NR` panels from `index` on.
     ///
     /// # Safety
@@ -108,7 +102,8 @@ impl OneRow<'_> {
 }
 
 /// Weights of a panel as floats, for several activation rows: those of column `k` of the groups at
-/// `to[k * width..]`.
+/// `to[k * width..]`. Where it runs, the weight has the panel and the groups, and `to` has room for
+/// their columns.
 pub(crate) struct Unpack<'a> {
     pub weight: PackedView<'a>,
     /// Panel of the weight.
@@ -116,15 +111,6 @@ pub(crate) struct Unpack<'a> {
     pub groups: Range<usize>,
     pub to: *mut f32,
     pub width: usize,
-}
-
-impl Unpack<'_> {
-    /// # Safety
-    /// The weight has the panel and the groups, and `to` has room for their columns.
-    pub unsafe fn run_on(self, isa: Isa) {
-        // SAFETY: by the caller.
-        unsafe { run_floats(isa, self.weight.layout.dtype, self) }
-    }
 }
 
 impl PackedView<'_> {
@@ -137,7 +123,7 @@ impl PackedView<'_> {
         let groups = group..group + 1;
         let all = Unpack { weight: self, panel, groups, to: to.as_mut_ptr(), width: ROWS };
         // SAFETY: the weight has the panel and the group, and there is room.
-        unsafe { all.run_on(isa) };
+        unsafe { run_floats(isa, self.layout.dtype, all) };
     }
 }
 

@@ -65,11 +65,8 @@ pub fn delta_rule(
     cx.run(op.value_heads * blocks, &|scratch, part| {
         let (head, first) = (part / blocks, part % blocks * COLUMNS);
         let cols = first..(first + COLUMNS).min(op.value_dim);
-        let rate = rates[head];
-        dispatch(
-            isa,
-            HeadColumns { op, forward, state: &state, x, y: &y, head, rate, cols, scratch },
-        );
+        let (rate, state, y) = (rates[head], &state, &y);
+        dispatch(isa, HeadColumns { op, forward, state, x, y, head, rate, cols, scratch });
     })
 }
 

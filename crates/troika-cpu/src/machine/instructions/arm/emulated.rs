@@ -27,22 +27,14 @@ where
     bytemuck::cast(std::array::from_fn::<T, N, _>(f))
 }
 
+/// A register from the `N` lanes of two.
 #[inline(always)]
-fn floats(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
-    let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));
-    make::<f32, 4>(|i| f(a[i], b[i]))
-}
-
-#[inline(always)]
-fn words(a: V, b: V, f: impl Fn(u32, u32) -> u32) -> V {
-    let (a, b): ([u32; 4], [u32; 4]) = (lanes(a), lanes(b));
-    make::<u32, 4>(|i| f(a[i], b[i]))
-}
-
-#[inline(always)]
-fn bits(a: V, b: V, f: impl Fn(u64, u64) -> u64) -> V {
-    let (a, b): ([u64; 2], [u64; 2]) = (lanes(a), lanes(b));
-    make::<u64, 2>(|i| f(a[i], b[i]))
+fn zip<T: bytemuck::Pod, const N: usize>(a: V, b: V, f: impl Fn(T, T) -> T) -> V
+where
+    [T; N]: bytemuck::Pod,
+{
+    let (a, b): ([T; N], [T; N]) = (lanes(a), lanes(b));
+    make::<T, N>(|i| f(a[i], b[i]))
 }
 
 /// The first `N` of `M` lanes, each changed.
@@ -111,10 +103,10 @@ impl Arm for Emulated {
         fn dup_4s(x: u32) -> V { bytemuck::cast([x; 4]) }
         fn dup_2d(x: u64) -> V { bytemuck::cast([x; 2]) }
         fn umov_s(v: V) -> u32 { lanes::<[u32; 4]>(v)[0] }
-        fn and(a: V, b: V) -> V { bits(a, b, |a, b| a & b) }
-        fn orr(a: V, b: V) -> V { bits(a, b, |a, b| a | b) }
-        fn eor(a: V, b: V) -> V { bits(a, b, |a, b| a ^ b) }
-        fn bic(a: V, b: V) -> V { bits(a, b, |a, b| a & !b) }
+        fn and(a: V, b: V) -> V { zip::<u64, 2>(a, b, |a, b| a & b) }
+        fn orr(a: V, b: V) -> V { zip::<u64, 2>(a, b, |a, b| a | b) }
+        fn eor(a: V, b: V) -> V { zip::<u64, 2>(a, b, |a, b| a ^ b) }
+        fn bic(a: V, b: V) -> V { zip::<u64, 2>(a, b, |a, b| a & !b) }
         fn bsl(mask: V, a: V, b: V) -> V { Self::orr(Self::and(a, mask), Self::bic(b, mask)) }
         fn ushl_16b(v: V, by: V) -> V {
             make::<u8, 16>(|i| match by.0[i] as i8 {
@@ -124,14 +116,14 @@ impl Arm for Emulated {
             })
         }
         fn ushl_4s(v: V, by: V) -> V {
-            words(v, by, |v, by| match count(by) {
+            zip::<u32, 4>(v, by, |v, by| match count(by) {
                 n @ 0..32 => v << n,
                 n @ -31..0 => v >> -n,
                 _ => 0,
             })
         }
         fn sshl_4s(v: V, by: V) -> V {
-            words(v, by, |v, by| match count(by) {
+            zip::<u32, 4>(v, by, |v, by| match count(by) {
                 n @ 0..32 => v << n,
                 32.. => 0,
                 n => (v as i32 >> (-n).min(31)) as u32,
@@ -148,9 +140,9 @@ impl Arm for Emulated {
         fn sxtl_8h(v: V) -> V { map::<i8, i16, 16, 8>(v, i16::from) }
         fn sxtl_4s(v: V) -> V { map::<i16, i32, 8, 4>(v, i32::from) }
         fn shll_4s(v: V) -> V { map::<u16, u32, 8, 4>(v, |x| u32::from(x) << 16) }
-        fn add_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_add) }
-        fn umax_4s(a: V, b: V) -> V { words(a, b, u32::max) }
-        fn sub_4s(a: V, b: V) -> V { words(a, b, u32::wrapping_sub) }
+        fn add_4s(a: V, b: V) -> V { zip::<u32, 4>(a, b, u32::wrapping_add) }
+        fn umax_4s(a: V, b: V) -> V { zip::<u32, 4>(a, b, u32::max) }
+        fn sub_4s(a: V, b: V) -> V { zip::<u32, 4>(a, b, u32::wrapping_sub) }
         fn smull_8h(a: V, b: V) -> V {
             make::<i16, 8>(|i| i16::from(a.0[i] as i8) * i16::from(b.0[i] as i8))
         }
@@ -178,12 +170,12 @@ impl Arm for Emulated {
         fn scvtf(v: V) -> V { map::<i32, f32, 4, 4>(v, |x| x as f32) }
         fn fcvtns(v: V) -> V { map::<f32, i32, 4, 4>(v, |x| x.round_ties_even() as i32) }
         fn frintn(v: V) -> V { map::<f32, f32, 4, 4>(v, f32::round_ties_even) }
-        fn fadd(a: V, b: V) -> V { floats(a, b, |a, b| a + b) }
-        fn fsub(a: V, b: V) -> V { floats(a, b, |a, b| a - b) }
-        fn fmul(a: V, b: V) -> V { floats(a, b, |a, b| a * b) }
-        fn fdiv(a: V, b: V) -> V { floats(a, b, |a, b| a / b) }
-        fn fmin(a: V, b: V) -> V { floats(a, b, smaller) }
-        fn fmax(a: V, b: V) -> V { floats(a, b, |a, b| -smaller(-a, -b)) }
+        fn fadd(a: V, b: V) -> V { zip::<f32, 4>(a, b, |a, b| a + b) }
+        fn fsub(a: V, b: V) -> V { zip::<f32, 4>(a, b, |a, b| a - b) }
+        fn fmul(a: V, b: V) -> V { zip::<f32, 4>(a, b, |a, b| a * b) }
+        fn fdiv(a: V, b: V) -> V { zip::<f32, 4>(a, b, |a, b| a / b) }
+        fn fmin(a: V, b: V) -> V { zip::<f32, 4>(a, b, smaller) }
+        fn fmax(a: V, b: V) -> V { zip::<f32, 4>(a, b, |a, b| -smaller(-a, -b)) }
         fn fmla(sum: V, a: V, b: V) -> V {
             let sum: [f32; 4] = lanes(sum);
             let (a, b): ([f32; 4], [f32; 4]) = (lanes(a), lanes(b));

@@ -31,18 +31,13 @@ impl<const BYTES: usize> Emulated<BYTES> {
         v
     }
 
-    fn bytes(a: V, b: V, f: impl Fn(u8, u8) -> u8) -> V {
-        Self::make::<u8, 64>(|i| f(a.0[i], b.0[i]))
-    }
-
-    fn words(a: V, b: V, f: impl Fn(i16, i16) -> i16) -> V {
-        let (a, b): ([i16; 32], [i16; 32]) = (lanes(a), lanes(b));
-        Self::make::<i16, 32>(|i| f(a[i], b[i]))
-    }
-
-    fn floats(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
-        let (a, b): ([f32; 16], [f32; 16]) = (lanes(a), lanes(b));
-        Self::make::<f32, 16>(|i| f(a[i], b[i]))
+    /// A register from the `N` lanes of two.
+    fn zip<T: bytemuck::Pod, const N: usize>(a: V, b: V, f: impl Fn(T, T) -> T) -> V
+    where
+        [T; N]: bytemuck::Pod,
+    {
+        let (a, b): ([T; N], [T; N]) = (lanes(a), lanes(b));
+        Self::make::<T, N>(|i| f(a[i], b[i]))
     }
 }
 
@@ -86,30 +81,25 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
             let bytes = read(p, 16);
             Self::make::<u8, 64>(|i| bytes[i % 16])
         }
-        unsafe fn vpand(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a & b) }
-        unsafe fn vpor(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a | b) }
-        unsafe fn vpxor(a: V, b: V) -> V { Self::bytes(a, b, |a, b| a ^ b) }
+        unsafe fn vpand(a: V, b: V) -> V { Self::zip::<u8, 64>(a, b, |a, b| a & b) }
+        unsafe fn vpor(a: V, b: V) -> V { Self::zip::<u8, 64>(a, b, |a, b| a | b) }
+        unsafe fn vpxor(a: V, b: V) -> V { Self::zip::<u8, 64>(a, b, |a, b| a ^ b) }
         unsafe fn vpcmpgtb(a: V, b: V) -> V {
-            Self::bytes(a, b, |a, b| if a as i8 > b as i8 { 0xff } else { 0 })
+            Self::zip::<u8, 64>(a, b, |a, b| if a as i8 > b as i8 { 0xff } else { 0 })
         }
         unsafe fn vpsrlw(v: V, count: u32) -> V {
-            Self::words(v, v, |v, _| (v as u16).checked_shr(count).unwrap_or(0) as i16)
+            Self::zip::<i16, 32>(v, v, |v, _| (v as u16).checked_shr(count).unwrap_or(0) as i16)
         }
         unsafe fn vpsllw(v: V, count: u32) -> V {
-            Self::words(v, v, |v, _| v.checked_shl(count).unwrap_or(0))
+            Self::zip::<i16, 32>(v, v, |v, _| v.checked_shl(count).unwrap_or(0))
         }
         unsafe fn vpsrld(v: V, count: u32) -> V {
-            let v: [u32; 16] = lanes(v);
-            Self::make::<u32, 16>(|i| v[i].checked_shr(count).unwrap_or(0))
+            Self::zip::<u32, 16>(v, v, |v, _| v.checked_shr(count).unwrap_or(0))
         }
         unsafe fn vpslld(v: V, count: u32) -> V {
-            let v: [u32; 16] = lanes(v);
-            Self::make::<u32, 16>(|i| v[i].checked_shl(count).unwrap_or(0))
+            Self::zip::<u32, 16>(v, v, |v, _| v.checked_shl(count).unwrap_or(0))
         }
-        unsafe fn vpmaxsd(a: V, b: V) -> V {
-            let (a, b): ([i32; 16], [i32; 16]) = (lanes(a), lanes(b));
-            Self::make::<i32, 16>(|i| a[i].max(b[i]))
-        }
+        unsafe fn vpmaxsd(a: V, b: V) -> V { Self::zip::<i32, 16>(a, b, i32::max) }
         unsafe fn vpshufb(table: V, index: V) -> V {
             let byte = |i: usize, at: u8| if at > 127 { 0 } else { table.0[i / 16 * 16 + usize::from(at & 15)] };
             Self::make::<u8, 64>(|i| byte(i, index.0[i]))
@@ -118,11 +108,11 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
             let (index, v): ([u32; 16], [f32; 16]) = (lanes(index), lanes(v));
             Self::make::<f32, 16>(|i| v[index[i] as usize % 16])
         }
-        unsafe fn as_floats(v: V) -> V { Self::bytes(v, v, |v, _| v) }
-        unsafe fn vpsubb(a: V, b: V) -> V { Self::bytes(a, b, u8::wrapping_sub) }
-        unsafe fn vpabsb(v: V) -> V { Self::bytes(v, v, |v, _| (v as i8).unsigned_abs()) }
+        unsafe fn as_floats(v: V) -> V { Self::zip::<u8, 64>(v, v, |v, _| v) }
+        unsafe fn vpsubb(a: V, b: V) -> V { Self::zip::<u8, 64>(a, b, u8::wrapping_sub) }
+        unsafe fn vpabsb(v: V) -> V { Self::zip::<u8, 64>(v, v, |v, _| (v as i8).unsigned_abs()) }
         unsafe fn vpsignb(a: V, b: V) -> V {
-            Self::bytes(a, b, |a, b| match (b as i8).signum() {
+            Self::zip::<u8, 64>(a, b, |a, b| match (b as i8).signum() {
                 -1 => a.wrapping_neg(),
                 0 => 0,
                 _ => a,
@@ -143,11 +133,8 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
                 product(2 * i).wrapping_add(product(2 * i + 1))
             })
         }
-        unsafe fn vpaddw(a: V, b: V) -> V { Self::words(a, b, i16::wrapping_add) }
-        unsafe fn vpaddd(a: V, b: V) -> V {
-            let (a, b): ([i32; 16], [i32; 16]) = (lanes(a), lanes(b));
-            Self::make::<i32, 16>(|i| a[i].wrapping_add(b[i]))
-        }
+        unsafe fn vpaddw(a: V, b: V) -> V { Self::zip::<i16, 32>(a, b, i16::wrapping_add) }
+        unsafe fn vpaddd(a: V, b: V) -> V { Self::zip::<i32, 16>(a, b, i32::wrapping_add) }
         unsafe fn vpdpbusd(sum: V, a: V, b: V) -> V {
             let sums: [i32; 16] = lanes(sum);
             Self::make::<i32, 16>(|i| {
@@ -177,8 +164,8 @@ impl<const BYTES: usize> Vector for Emulated<BYTES> {
         unsafe fn vmovups_store(v: V, p: *mut f32) {
             std::ptr::copy_nonoverlapping(v.0.as_ptr(), p.cast(), BYTES)
         }
-        unsafe fn vmulps(a: V, b: V) -> V { Self::floats(a, b, |a, b| a * b) }
-        unsafe fn vaddps(a: V, b: V) -> V { Self::floats(a, b, |a, b| a + b) }
+        unsafe fn vmulps(a: V, b: V) -> V { Self::zip::<f32, 16>(a, b, |a, b| a * b) }
+        unsafe fn vaddps(a: V, b: V) -> V { Self::zip::<f32, 16>(a, b, |a, b| a + b) }
         unsafe fn vfmaddps(a: V, b: V, c: V) -> V {
             let (a, b, c): ([f32; 16], [f32; 16], [f32; 16]) = (lanes(a), lanes(b), lanes(c));
             Self::make::<f32, 16>(|i| a[i].mul_add(b[i], c[i]))
