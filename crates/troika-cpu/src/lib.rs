@@ -21,7 +21,6 @@ pub mod machine;
 mod runtime;
 
 pub use device::{CpuDevice, CpuOptions, Observer, Routed};
-pub use kernels::select::{LinearChoice, LinearShape};
 pub use machine::peaks;
 pub use machine::{
     Amx, Core, Isa, Multiply, cores, default_threads, features, parse_cores, physical_cores,

@@ -26,7 +26,7 @@ fn linear_int7(bencher: Bencher<'_, '_>, c: Matrix) {
 fn product(bencher: Bencher<'_, '_>, c: &Matrix, activations: ActivationFormat) {
     let quantization = Quantization::of(c.dtype, activations);
     let layout = Layout::new(c.dtype, c.n, c.k).expect("a shape of whole blocks");
-    let packed = layout.pack(&weight(c.dtype, c.n * c.k), 1);
+    let packed = layout.pack(&weight(c.dtype, c.n * c.k));
     let weights = vec![packed; c.copies(layout.bytes())];
     let x = floats(c.rows * c.k);
     let mut q = vec![0.0; c.rows * q_floats(c.k)];

@@ -58,7 +58,7 @@ fn experts_int8(bencher: Bencher<'_, '_>, c: Case) {
     let (up, down) = (up.expect("whole blocks"), down.expect("whole blocks"));
     let raw = weight(c.dtype, K * INTER);
     let packed: Vec<[Vec<u8>; 3]> =
-        (0..EXPERTS).map(|_| [up.pack(&raw, 1), up.pack(&raw, 1), down.pack(&raw, 1)]).collect();
+        (0..EXPERTS).map(|_| [up.pack(&raw), up.pack(&raw), down.pack(&raw)]).collect();
     let expert = |e: usize| {
         let [g, u, d] = packed[e].each_ref();
         Expert {

@@ -22,7 +22,7 @@ pub(crate) const PREFETCH_BYTES: usize = 512 << 10;
 
 /// Shape of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinearShape {
+pub(crate) struct LinearShape {
     /// Activation rows.
     pub rows: usize,
     /// Weight rows.
@@ -37,7 +37,7 @@ pub struct LinearShape {
 
 /// How a matrix product is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinearChoice {
+pub(crate) struct LinearChoice {
     /// Weight rows of a part.
     pub panel: usize,
     /// Activation rows of a part.
@@ -45,7 +45,7 @@ pub struct LinearChoice {
 }
 
 /// Cuts a matrix product for `threads` threads.
-pub fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
+pub(crate) fn linear(isa: Isa, shape: LinearShape, threads: usize) -> LinearChoice {
     // Weight rows that fill the registers of a tile, or of a row alone.
     let step = match isa {
         _ if shape.rows == 1 => 16,

@@ -213,7 +213,7 @@ fn products_of_bytes_stay_inside() {
         for (i, rows) in ROWS.into_iter().enumerate() {
             let (n, k) = (1 + r.below(70), dtype.block_len() * (1 + i % 3));
             let layout = Layout::new(dtype, n, k).unwrap();
-            let packed = layout.pack(&r.weight(dtype, n * k), 1);
+            let packed = layout.pack(&r.weight(dtype, n * k));
             let (x, up, b) = (r.floats(rows * k), r.floats(rows * k), r.floats(n));
             guarded(linear::worker_floats(), |cx, edge| {
                 let (x, up) = (Guarded::new(&x, edge), Guarded::new(&up, edge));
@@ -320,7 +320,7 @@ fn packed_experts_stay_inside() {
     {
         let layouts = [(INTER, K), (INTER, K), (K, INTER)]
             .map(|(rows, cols)| Layout::new(dtype, rows, cols).unwrap());
-        let mut pack = |l: Layout| l.pack(&r.weight(dtype, K * INTER), 1);
+        let mut pack = |l: Layout| l.pack(&r.weight(dtype, K * INTER));
         let raw: Vec<[Vec<u8>; 3]> = (0..EXPERTS).map(|_| layouts.map(&mut pack)).collect();
         guarded(moe::worker_floats(), |cx, edge| {
             let guard = |w: &[Vec<u8>; 3]| w.each_ref().map(|w| Guarded::new(w, edge));

@@ -86,7 +86,7 @@ proptest! {
         let b = r.floats(n);
         let b = bias.then_some(&b[..]);
         let layout = Layout::new(dtype, n, k).unwrap();
-        let packed = [vec![0], layout.pack(&bytes, 2)].concat();
+        let packed = [vec![0], layout.pack(&bytes)].concat();
         let packed = PackedView { layout, bytes: &packed[1..] };
         let mut want = vec![0.0; rows * n];
         scalar::linear(view, b, x, activations, &mut want);
@@ -114,7 +114,7 @@ proptest! {
         let view = WeightView { dtype, bytes: &bytes, rows: n, cols: k };
         let x = r.floats(rows * k);
         let layout = Layout::new(dtype, n, k).unwrap();
-        let packed = layout.pack(&bytes, 1);
+        let packed = layout.pack(&bytes);
         let mut want = vec![0.0; rows * n];
         crate::reference::linear(view, None, &x, &mut want);
         let mut w = vec![0.0; n * k];
@@ -139,7 +139,7 @@ fn rows_and_threads_do_not_change_bits() {
         let bytes = r.weight(dtype, n * k);
         let (x, b) = (r.floats(rows * k), r.floats(n));
         let layout = Layout::new(dtype, n, k).unwrap();
-        let packed = layout.pack(&bytes, 3);
+        let packed = layout.pack(&bytes);
         let packed = PackedView { layout, bytes: &packed };
         let all = with(Isa::detect(), 1, |cx| run(cx, packed, Some(&b), (&x, activations)));
         for isa in crate::runnable() {
@@ -192,7 +192,7 @@ fn what_is_not_a_number_stays_so() {
     let mut r = Random(2);
     let bytes = r.weight(DType::Q8_0, 3 * 64);
     let layout = Layout::new(DType::Q8_0, 3, 64).unwrap();
-    let packed = layout.pack(&bytes, 1);
+    let packed = layout.pack(&bytes);
     let packed = PackedView { layout, bytes: &packed };
     for activations in [ActivationFormat::INT8, INT7] {
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
@@ -235,7 +235,7 @@ impl Experts {
         let pack = |raw: &[Vec<u8>; 3]| {
             std::array::from_fn(|i| {
                 let (n, k) = shape(i);
-                Layout::new(dtypes[i], n, k).unwrap().pack(&raw[i], 1)
+                Layout::new(dtypes[i], n, k).unwrap().pack(&raw[i])
             })
         };
         let packed = raw.iter().map(pack).collect();

@@ -217,7 +217,7 @@ fn packed_experts_have_the_bits_of_stored_ones() {
         let packed = case.weights.iter().map(|all| {
             let shapes = [(inter, k), (inter, k), (k, inter)];
             let layouts = shapes.map(|(n, k)| Layout::new(dtype, n, k).unwrap());
-            std::array::from_fn::<_, 3, _>(|i| (layouts[i], layouts[i].pack(&all[i], 1)))
+            std::array::from_fn::<_, 3, _>(|i| (layouts[i], layouts[i].pack(&all[i])))
         });
         let packed: Vec<_> = packed.collect();
         let packed = |e: usize| {

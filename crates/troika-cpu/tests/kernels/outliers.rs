@@ -58,7 +58,7 @@ proptest! {
         let factors: Vec<f32> = (0..k).map(|i| if smooth { 0.5 + (i % 3) as f32 } else { 1.0 }).collect();
         let input = CalibratedInput { rounding, factors: if smooth { factors.clone() } else { Vec::new() } };
         let layout = Layout::new(dtype, n, k);
-        let panels = layout.map_or(Vec::new(), |layout| layout.pack(&bytes, 1));
+        let panels = layout.map_or(Vec::new(), |layout| layout.pack(&bytes));
         let packed = layout.map(|layout| PackedView { layout, bytes: &panels });
         for packed in [None, packed] {
         let weights = OutlierWeights { input: &input, hot: &hot, columns: &columns, stored, packed };

@@ -6,7 +6,7 @@ use super::quantize::{INT7, Quantization, SEVEN_BITS};
 use super::{Int8Part, tile};
 use crate::Isa;
 use crate::kernels::quantized::dispatch::{PanelWork, on};
-use crate::kernels::quantized::format::{Format, with_format};
+use crate::kernels::quantized::format::{self, Format};
 #[cfg(any(target_arch = "aarch64", test, feature = "emulate"))]
 use crate::kernels::quantized::lanes::neon::{Neon, Sdot, Smull, Usmmla};
 #[cfg(any(
@@ -60,38 +60,18 @@ fn has_vnni() -> bool {
 pub(crate) fn run_part(isa: Isa, part: Int8Part<'_>) {
     assert!(isa.can_run(), "this machine has no {}", isa.name());
     let weight = part.product.weight.layout.dtype;
-    #[cfg(any(
-        target_arch = "x86_64",
-        all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
-    ))]
     if multiply(isa, weight, part.product.quantization) == Some(Multiply::Int8Avx2) {
-        // SAFETY: as below; this is a type that uses all bits.
-        return unsafe { seven_bits(isa, part) };
+        #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
+        if isa.is_emulated() {
+            // SAFETY: plain Rust needs no features; weights of this type use all bits.
+            return unsafe { emulate_seven_bits(part) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: it was just asked whether the set can run; weights of this type use all bits.
+        return unsafe { on::<X86<Ymm, Maddubs<true>, 2>, format::Q8_0>(part) };
     }
     // SAFETY: the format is the weight's; it was just asked whether the set can run.
-    unsafe { with_format!(weight, F => for_format::<F>(isa, part)) }
-}
-
-/// Weights of all eight bits with activations in seven, on AVX2.
-///
-/// # Safety
-/// As for [`tile::run`]; the machine has AVX2 or it is emulated.
-#[cfg(any(
-    target_arch = "x86_64",
-    all(any(test, feature = "emulate"), not(target_arch = "aarch64"))
-))]
-unsafe fn seven_bits(isa: Isa, part: Int8Part<'_>) {
-    // SAFETY: by the caller.
-    unsafe {
-        match isa {
-            #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
-            _ if isa.is_emulated() => emulate_seven_bits(part),
-            #[cfg(target_arch = "x86_64")]
-            _ => on::<X86<Ymm, Maddubs<true>, 2>, crate::kernels::quantized::format::Q8_0>(part),
-            #[allow(unreachable_patterns)]
-            _ => unreachable!("{} can run here", isa.name()),
-        }
-    }
+    unsafe { format::with_format!(weight, F => for_format::<F>(isa, part)) }
 }
 
 /// A function for each format: as one, they would take the compiler minutes.
@@ -160,9 +140,7 @@ run_neon!(run_i8mm, Usmmla, "dotprod,i8mm");
 #[cfg(all(any(test, feature = "emulate"), not(target_arch = "aarch64")))]
 pub(super) unsafe fn emulate_seven_bits(part: Int8Part<'_>) {
     // SAFETY: plain Rust needs no features; the rest by the caller.
-    unsafe {
-        on::<X86<Emulated<32>, Maddubs<true>, 2>, crate::kernels::quantized::format::Q8_0>(part)
-    }
+    unsafe { on::<X86<Emulated<32>, Maddubs<true>, 2>, format::Q8_0>(part) }
 }
 
 /// Runs a part with the instructions of `isa` in plain Rust.

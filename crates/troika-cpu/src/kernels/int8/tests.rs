@@ -74,7 +74,7 @@ fn emulated_kernels_are_the_reference_to_the_bit() {
             let mut want = vec![0.0; rows * n];
             scalar::linear(view, None, &x, activations, &mut want);
             let layout = Layout::new(dtype, n, k).expect("whole blocks");
-            let packed = [vec![0], layout.pack(&raw, 1)].concat();
+            let packed = [vec![0], layout.pack(&raw)].concat();
             let q = quantized(quantization, &x);
             // Rows through an index, as experts have them, and rows as they lie.
             let order: Vec<u32> = (0..rows as u32).collect();
@@ -157,7 +157,7 @@ fn what_is_packed_otherwise_is_named_otherwise() {
             blocks::set_scale(dtype, block, 0.7);
         }
         let add = |sum: u64, b: &u8| (sum ^ u64::from(*b)).wrapping_mul(0x0100_0000_01B3);
-        (layout.name(), layout.pack(&raw, 1).iter().fold(0xCBF2_9CE4_8422_2325, add))
+        (layout.name(), layout.pack(&raw).iter().fold(0xCBF2_9CE4_8422_2325, add))
     });
     let packed: Vec<String> = packed.map(|(name, sum)| format!("{name}: {sum:016x}")).collect();
     assert_eq!(packed, known);

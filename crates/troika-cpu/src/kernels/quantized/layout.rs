@@ -17,7 +17,6 @@
 //! Values are unsigned; `Format::ZERO` says which stands for zero, or a table what codes stand for.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use troika_graph::DType;
 use troika_graph::blocks::BlockParts;
@@ -117,34 +116,15 @@ impl Layout {
         }
     }
 
-    /// Packs rows of blocks, on up to `threads` threads.
+    /// Packs rows of blocks.
     ///
     /// # Panics
     /// If `raw` is not the rows of the layout.
-    pub fn pack(&self, raw: &[u8], threads: usize) -> Vec<u8> {
+    pub fn pack(&self, raw: &[u8]) -> Vec<u8> {
         let row_bytes = self.dtype.row_bytes(self.cols).unwrap_or(0);
         assert_eq!(raw.len(), row_bytes * self.rows, "bytes of a {} weight", self.dtype);
-        let mut out = vec![0u8; self.bytes()];
-        if raw.is_empty() {
-            return out;
-        }
-        let each = self.panels().div_ceil(threads.max(1)).max(MIN_PANELS_PER_THREAD);
-        let packers = out.chunks_mut(each * self.panel).zip(raw.chunks(each * ROWS * row_bytes));
-        let others = packers.len() - 1;
-        let packers = Mutex::new(packers);
-        let take = || packers.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let work = || {
-            while let Some((out, raw)) = take() {
-                self.pack_panels(raw, out);
-            }
-        };
-        std::thread::scope(|s| {
-            for _ in 0..others {
-                // Without another thread this one packs all.
-                let _ = std::thread::Builder::new().spawn_scoped(s, work);
-            }
-            work();
-        });
+        let mut out = vec![0; self.bytes()];
+        self.pack_panels(raw, &mut out);
         out
     }
 
@@ -250,9 +230,6 @@ fn quads<const N: usize>(group: &mut [u8], r: usize, bytes: &[u8], flip: u8) {
         quad[4 * r..4 * r + 4].copy_from_slice(&four.map(|b| b ^ flip));
     }
 }
-
-/// Fewer panels are not worth a thread.
-const MIN_PANELS_PER_THREAD: usize = 16;
 
 /// A packed weight in memory.
 #[derive(Clone, Copy, Debug)]

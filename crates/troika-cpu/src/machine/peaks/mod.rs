@@ -68,13 +68,6 @@ pub struct Peaks {
     pub multiply: Vec<Peak>,
 }
 
-impl Peaks {
-    /// The peak of a way to multiply.
-    pub fn of(&self, multiply: Multiply) -> Option<Peak> {
-        self.multiply.iter().find(|p| p.multiply == multiply).copied()
-    }
-}
-
 /// Measures all peaks with `threads` threads. Takes about two seconds.
 pub fn measure(threads: usize) -> Peaks {
     let threads = threads.max(1);
