@@ -67,13 +67,8 @@ impl<'a, T> SharedMut<'a, T> {
     }
 
     /// Number of elements.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The first element.
@@ -125,13 +120,8 @@ impl<'a, T: Copy> SharedRef<'a, T> {
     }
 
     /// Number of elements.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The first element.

@@ -58,13 +58,8 @@ impl<'a> CacheRef<'a> {
     }
 
     /// Elements.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         for_floats!(self, d => d.len())
-    }
-
-    /// Whether there are no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
