@@ -60,15 +60,6 @@ impl<'a> Operands<'a> {
         unsafe { std::slice::from_raw_parts(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
-    /// # Safety
-    /// The memory is not accessed otherwise while the result lives.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn write<T: bytemuck::Pod>(&self, slot: usize) -> &'a mut [T] {
-        let m = self.memory[slot];
-        // SAFETY: as for `read`; buffers of written values are open for writing.
-        unsafe { std::slice::from_raw_parts_mut(m.ptr.cast(), m.bytes / size_of::<T>()) }
-    }
-
     /// A state to read, while others may write rows that the op does not use.
     ///
     /// # Safety
@@ -85,7 +76,7 @@ impl<'a> Operands<'a> {
     /// What is accessed through the result is not accessed otherwise meanwhile.
     unsafe fn part<T>(&self, slot: usize) -> SharedMut<'a, T> {
         let m = self.memory[slot];
-        // SAFETY: as for `write`.
+        // SAFETY: as for `output`.
         unsafe { SharedMut::from_raw(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
@@ -108,11 +99,12 @@ impl<'a> Operands<'a> {
     }
 
     /// # Safety
-    /// As for `write`.
+    /// The memory is not accessed otherwise while the result lives.
     #[allow(clippy::mut_from_ref)]
     unsafe fn output<T: bytemuck::Pod>(&self, i: usize) -> &'a mut [T] {
-        // SAFETY: by the caller.
-        unsafe { self.write(self.op.outputs[i]) }
+        let m = self.memory[self.op.outputs[i]];
+        // SAFETY: as for `read`; buffers of written values are open for writing.
+        unsafe { std::slice::from_raw_parts_mut(m.ptr.cast(), m.bytes / size_of::<T>()) }
     }
 
     fn cols(&self, i: usize) -> usize {

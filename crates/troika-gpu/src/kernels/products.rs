@@ -312,7 +312,7 @@ fn product(w: Matrix, heads: u32, rows: u32, around: &Around, [x, y]: [Loc; 2]) 
         return Dispatch { spec: w.kernel(&TILES, x), overrides, params, grid }.checked();
     }
     overrides.push(("KEEP", flag(around.normed.is_some())));
-    let team = Team::new(rows, w.cols).for_rows(head_rows, &w);
+    let team = Team::new(rows, lanes(w.cols)).for_rows(head_rows, &w);
     overrides.extend(team.overrides(norm));
     let grid = [head_rows.div_ceil(team.rows), u32::from(rows > 0), heads];
     Dispatch { spec: w.kernel(&FEW_ROWS, x), overrides, params, grid }.checked()
@@ -363,7 +363,7 @@ pub fn linear_three(weights: [Matrix; 3], of: FewRows, at: [Loc; 4]) -> KernelRe
     if !weights.iter().all(same) || of.rows > FEW {
         return unsupported("three products at once of such weights or rows");
     }
-    let team = Team::new(of.rows, a.cols);
+    let team = Team::new(of.rows, lanes(a.cols));
     let groups = [a, b, c].map(|w| w.rows.div_ceil(team.rows));
     let (norm, norm_numbers) = norm_numbers(of.norm);
     let mut params = vec![a.cols, a.format.row_units(a.cols), of.rows, at[0].offset, at[0].stride];
@@ -398,7 +398,7 @@ pub fn gate_up(
     }
     // A thread has at most one result, so that few columns have threads without any.
     let lanes = lanes(gate.cols).max(of.rows.next_power_of_two());
-    let team = Team::of(of.rows, lanes).for_rows(gate.rows, &gate);
+    let team = Team::new(of.rows, lanes).for_rows(gate.rows, &gate);
     let (act, numbers) = activation(act);
     let (norm, norm_numbers) = norm_numbers(of.norm);
     let bias = of.bias.unwrap_or(0) + gate.first;
@@ -431,12 +431,8 @@ const POOL: u32 = 896;
 const BUSY_GROUPS: u32 = 256;
 
 impl Team {
-    /// One whose threads share `cols` columns.
-    fn new(rows: u32, cols: u32) -> Team {
-        Team::of(rows, lanes(cols))
-    }
-
-    fn of(rows: u32, lanes: u32) -> Team {
+    /// One for some rows of activations; `lanes` threads share weight rows.
+    fn new(rows: u32, lanes: u32) -> Team {
         let made_for = rows.next_power_of_two();
         // Sums of all threads fit in the workgroup's memory.
         let threads = 512 / made_for.max(2);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::Int8Part;
 use super::block::{blocks, tile};
 use super::quantize::GROUP_FLOATS;
-use super::widen::{even_chunk, quad_bytes, widen};
+use super::widen::{even_chunk, widen};
 use crate::kernels::quantized::format::Format;
 use crate::kernels::quantized::lanes::{RowLanes, trip_count};
 use crate::kernels::quantized::wide::panel_floats;
@@ -226,7 +226,7 @@ unsafe fn wide<I: RowLanes, F: Format>(part: Int8Part<'_>) {
 #[inline(always)]
 unsafe fn chunks<I: RowLanes, F: Format, const NR: usize>(part: &mut Int8Part<'_>, index: usize) {
     let groups = part.product.weight.layout.cols / GROUP;
-    let even = even_chunk::<I>(groups, quad_bytes::<I, F>());
+    let even = even_chunk::<I, F>(groups);
     let mut g = 0;
     while g < groups {
         let len = even.min(groups - g);

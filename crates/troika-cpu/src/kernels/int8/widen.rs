@@ -7,15 +7,11 @@ use crate::kernels::quantized::lanes::{RowLanes, trip_count};
 use crate::kernels::quantized::wide::{more, most_groups, scales};
 use crate::kernels::quantized::{Panel, QUAD, ROWS};
 
-/// Groups of a block of columns when all are about as wide; `quad` are the bytes of a quad.
-pub(super) fn even_chunk<I: RowLanes>(groups: usize, quad: usize) -> usize {
-    let most = most_groups::<I>() * QUAD / quad;
+/// Groups of a block of columns when all are about as wide.
+pub(super) fn even_chunk<I: RowLanes, F: Format>(groups: usize) -> usize {
+    let widened_quad = if F::FULL && I::SIGNED { I::SIGNED_QUAD } else { QUAD };
+    let most = most_groups::<I>() * QUAD / widened_quad;
     groups.div_ceil(groups.div_ceil(most).max(1))
-}
-
-/// Bytes of a quad widened for products.
-pub(super) const fn quad_bytes<I: RowLanes, F: Format>() -> usize {
-    if F::FULL && I::SIGNED { I::SIGNED_QUAD } else { QUAD }
 }
 
 /// Widens some groups of a panel; `to` has room for a block's. Where products of all eight bits are

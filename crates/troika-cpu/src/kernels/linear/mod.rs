@@ -142,16 +142,11 @@ impl<'a> RowsView<'a> {
         RowsView { data, offset: 0, stride: cols, index: None, divide: 1 }
     }
 
-    #[inline(always)]
-    fn start(&self, i: usize) -> usize {
-        let row = self.index.map_or(i, |ix| ix[i] as usize / self.divide);
-        self.offset + row * self.stride
-    }
-
     /// First element of row `i`, which has `cols` elements in range.
     #[inline(always)]
     pub(crate) fn row(&self, i: usize, cols: usize) -> *const f32 {
-        self.data[self.start(i)..][..cols].as_ptr()
+        let row = self.index.map_or(i, |ix| ix[i] as usize / self.divide);
+        self.data[self.offset + row * self.stride..][..cols].as_ptr()
     }
 
     /// Whether all these rows lie inside, `cols` floats each.

@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use crate::runtime::Lines;
-use crate::runtime::Pool;
-use crate::runtime::prefetch;
+use crate::runtime::{Lines, Pool, prefetch};
 
 /// Bytes read per pass: more than caches hold.
 const SWEEP_BYTES: usize = 256 << 20;

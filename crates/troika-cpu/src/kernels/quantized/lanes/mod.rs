@@ -13,8 +13,7 @@ pub(crate) mod scalar;
 ))]
 pub(crate) mod x86;
 
-use super::shape::QUAD;
-use super::shape::joined;
+use super::shape::{QUAD, joined};
 use crate::machine::instructions::RegisterWork;
 
 /// Registers of an instruction set.

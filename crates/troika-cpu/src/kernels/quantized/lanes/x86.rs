@@ -3,8 +3,7 @@
 
 use std::marker::PhantomData;
 
-use super::super::shape::joined;
-use super::super::shape::{QUAD, ROWS};
+use super::super::shape::{QUAD, ROWS, joined};
 use super::RowLanes;
 use crate::machine::instructions::x86::Vector;
 use crate::machine::instructions::{RegisterWork, methods};
