@@ -213,7 +213,6 @@ pub(crate) fn compile(device: &str, isa: Isa, graph: &Subgraph) -> Result<Execut
     };
     for s in &ops {
         needs(&mut exe, s);
-        states_of(&mut exe, s);
     }
     let writers = ops.iter().filter(|s| s.code.is_product() || s.code.is_element());
     for &v in writers.flat_map(|s| &s.outputs) {
@@ -228,22 +227,18 @@ pub(crate) fn compile(device: &str, isa: Isa, graph: &Subgraph) -> Result<Execut
     Ok(exe)
 }
 
-/// Records the page groups that an op uses states with.
-fn states_of(exe: &mut Executable, op: &CompiledOp) {
-    let Some(group) = op.code.page_group() else { return };
-    for slot in &op.states {
-        let state = exe.states.iter().position(|s| s == slot);
-        let used = state.map(|state| (state, group));
-        exe.state_groups.extend(used.filter(|u| !exe.state_groups.contains(u)));
-    }
-}
-
-/// Records the memory that an op needs besides its operands.
+/// Records the memory that an op needs besides its operands, and the page groups that it uses
+/// states with.
 fn needs(exe: &mut Executable, op: &CompiledOp) {
     let mut worker = 0;
     if let Some(group) = op.code.page_group() {
         exe.uses_forward_batch = true;
         exe.page_groups.push(group);
+        for slot in &op.states {
+            let state = exe.states.iter().position(|s| s == slot);
+            let used = state.map(|state| (state, group));
+            exe.state_groups.extend(used.filter(|u| !exe.state_groups.contains(u)));
+        }
     }
     match &op.code {
         Code::Rope(r) => {

@@ -108,15 +108,10 @@ fn keep(
 ) -> Result<ExpertPart, DeviceError> {
     let WeightDecl { rows, cols, dtype, .. } = *loader.decl;
     let row = dtype.row_bytes(cols).unwrap_or(0);
-    let name = match form {
-        Form::Packed(layout) => layout.name(),
-        _ => "rows".into(),
+    let (name, panel_rows, panel, packed) = match form {
+        Form::Packed(layout) => (layout.name(), ROWS, layout.panel, Some(layout)),
+        _ => ("rows".to_string(), 1, row, None),
     };
-    let form = match form {
-        Form::Packed(layout) => (ROWS, layout.panel, Some(layout)),
-        _ => (1, row, None),
-    };
-    let (panel_rows, panel, packed) = form;
     let layout = PackLayout { name: &name, rows: panel_rows, panel, keep: false };
     let pack = |data: &WeightData, out: &mut [u8]| {
         let is = (data.cols, data.dtype, Some(out.len()));

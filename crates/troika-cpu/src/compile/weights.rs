@@ -301,12 +301,11 @@ impl Loader<'_> {
         };
         let panel = linear::panels::panel_bytes(dtype, cols);
         let form = PackLayout { name, rows: linear::panels::ROWS, panel, keep: true };
-        let packed = self.pack(form, &|bytes, out| {
+        let Packed { bytes, stored } = self.pack(form, &|bytes, out| {
             let rows = bytes.len() / dtype.row_bytes(cols).unwrap_or(0).max(1);
             let weight = WeightView { dtype, bytes, rows, cols };
             linear::panels::pack_panels(self.isa, weight, out);
         })?;
-        let Packed { bytes, stored } = packed;
         Ok(Matrix { dtype, rows, cols, bytes, panels: !stored })
     }
 

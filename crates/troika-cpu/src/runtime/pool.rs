@@ -41,12 +41,14 @@ pub struct Panicked(pub String);
 type PartFn<'a> = &'a (dyn Fn(usize, usize) + Sync + 'a);
 
 /// The current job, stored in the pool and written only while no worker is active.
+#[derive(Default)]
 struct Job {
     work: Option<PartFn<'static>>,
     parts: usize,
     caller: Option<Thread>,
 }
 
+#[derive(Default)]
 struct Shared {
     state: AtomicU64,
     next: AtomicUsize,
@@ -83,17 +85,8 @@ impl Pool {
     pub fn new(threads: usize, cores: Option<&[usize]>) -> std::io::Result<Pool> {
         prefetch::prepare();
         let others = threads.saturating_sub(1);
-        let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
-            job: UnsafeCell::new(Job { work: None, parts: 0, caller: None }),
-            asleep: (0..others).map(|_| AtomicBool::new(false)).collect(),
-            caller_asleep: AtomicBool::new(false),
-            prefetch: [AtomicUsize::new(0), AtomicUsize::new(0)],
-            stop: AtomicBool::new(false),
-            panicked: AtomicBool::new(false),
-            panic: std::sync::Mutex::new(None),
-        });
+        let asleep = (0..others).map(|_| AtomicBool::new(false)).collect();
+        let shared = Arc::new(Shared { asleep, ..Shared::default() });
         let mut pool = Pool { shared, threads: Vec::with_capacity(others), prefetch: 0 };
         for i in 0..others {
             let shared = pool.shared.clone();

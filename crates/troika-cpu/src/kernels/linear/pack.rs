@@ -45,12 +45,12 @@ pub(super) fn pack<V: Lanes>(b: WeightBlock<'_>, to: &mut [f32], width: usize, w
     // SAFETY: the weight has these rows and columns; there is room for all words of them.
     unsafe {
         let base = w.bytes.as_ptr().add(b.n * bytes);
-        let rows = |g: usize| rows::<V>(base, bytes, b.rows - g);
+        let rows = |g: usize| rows::<V>(base.wrapping_add(g * bytes), bytes, b.rows - g);
         for g in (0..b.rows).step_by(V::N) {
             let to = PanelTarget { to: to.as_mut_ptr().add(g), width };
             macro_rules! as_they_lie {
                 ($reader:ty) => {
-                    columns::<V, $reader>(at(rows(g), g * bytes), b.at, b.len, to)
+                    columns::<V, $reader>(rows(g), b.at, b.len, to)
                 };
             }
             match (b.pairs, w.dtype) {
@@ -121,11 +121,6 @@ pub(super) fn prefetch_rows<V: Lanes>(rows: &[*const u8], bytes: usize, at: usiz
     for r in &rows[..V::N] {
         V::prefetch(r.wrapping_add(jump));
     }
-}
-
-#[inline(always)]
-fn at(rows: [*const u8; MAX_LANES], bytes: usize) -> [*const u8; MAX_LANES] {
-    rows.map(|r| r.wrapping_add(bytes))
 }
 
 /// Where the words of a register's rows go.

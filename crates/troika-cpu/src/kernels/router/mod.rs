@@ -1,7 +1,5 @@
 //! Choosing experts. Rows are short; the plain code is the only one.
 
-mod mixer;
-
 use troika_graph::{Router, Score};
 
 use crate::SharedMut;
@@ -63,7 +61,7 @@ pub fn route(
         Score::Sigmoid => scores.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
         Score::TopKSoftmax => {}
         Score::SparseMixer { eps } => {
-            mixer::choose(scores, eps, ids, weights);
+            sparse_mixer(scores, eps, ids, weights);
             return scale(of, ids, weights);
         }
     }
@@ -94,6 +92,26 @@ fn scale(Choice { op, scales, .. }: Choice<'_>, ids: &[i32], weights: &mut [f32]
     weights.iter_mut().for_each(|w| *w *= factor);
     if let Some(scales) = scales {
         ids.iter().zip(weights).for_each(|(id, w)| *w *= scales[*id as usize]);
+    }
+}
+
+/// Sparsemixer (GRIN-MoE, section 2) as it infers: no noise, two experts, chosen by their logits.
+/// Each weight is the expert's share of a softmax over the experts whose logit is within `2 * eps`,
+/// relatively, of the best left.
+fn sparse_mixer(logits: &[f32], eps: f32, ids: &mut [i32], weights: &mut [f32]) {
+    let mut first = None;
+    for (id, w) in ids.iter_mut().zip(weights) {
+        let left = || logits.iter().copied().enumerate().filter(|(i, _)| Some(*i) != first);
+        let best = left().reduce(|a, b| if b.1 > a.1 { b } else { a });
+        let Some((best, max)) = best else { return };
+        // The relative distance is to the larger of the logit's magnitude and the best logit.
+        let near = |s: f32| {
+            let far = (max - s) / s.abs().max(max) > 2.0 * eps;
+            !far
+        };
+        let sum: f32 = left().filter(|(_, s)| near(*s)).map(|(_, s)| (s - max).exp()).sum();
+        (*id, *w) = (best as i32, 1.0 / sum);
+        first = Some(best);
     }
 }
 
