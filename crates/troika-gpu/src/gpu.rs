@@ -113,12 +113,9 @@ fn experimental() -> wgpu::ExperimentalFeatures {
 
 /// A buffer that fills a binding which a kernel does not use.
 fn small(device: &wgpu::Device, label: &str) -> wgpu::Buffer {
-    device.create_buffer(&wgpu::BufferDescriptor {
-        label: Some(label),
-        size: 256,
-        usage: wgpu::BufferUsages::STORAGE,
-        mapped_at_creation: false,
-    })
+    let (label, usage) = (Some(label), wgpu::BufferUsages::STORAGE);
+    let description = wgpu::BufferDescriptor { label, size: 256, usage, mapped_at_creation: false };
+    device.create_buffer(&description)
 }
 
 impl Gpu {
@@ -204,11 +201,8 @@ impl Gpu {
             let resource = wgpu::BindingResource::Buffer(part);
             entries.push(wgpu::BindGroupEntry { binding, resource });
         }
-        self.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some(spec.name),
-            layout: &pipeline.layout,
-            entries: &entries,
-        })
+        let (label, layout, entries) = (Some(spec.name), &pipeline.layout, &entries[..]);
+        self.device.create_bind_group(&wgpu::BindGroupDescriptor { label, layout, entries })
     }
 
     /// An error of this device. Once it is lost, that is why everything fails.
@@ -263,12 +257,9 @@ impl Gpu {
         };
         let short = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let wrong = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size,
-            usage,
-            mapped_at_creation: used == Use::Upload,
-        });
+        let mapped_at_creation = used == Use::Upload;
+        let description = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation };
+        let buffer = self.device.create_buffer(&description);
         let failed = [now(wrong.pop()), now(short.pop())];
         if failed.iter().any(Option::is_some) {
             return Err(refused);

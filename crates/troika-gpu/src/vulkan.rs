@@ -169,14 +169,9 @@ impl HostMemory {
         let imported = self.import(of, size).map_err(|e| {
             format!("lies in memory of the host that the driver does not take ({e})")
         })?;
-        let raw = imported.buffer;
+        let (raw, gone) = (imported.buffer, Box::new(move || drop(imported)));
         // SAFETY: the buffer outlives what is made of it here, which drops it.
-        let hal = unsafe {
-            wgpu::hal::vulkan::Buffer::from_raw_externally_owned(
-                raw,
-                Box::new(move || drop(imported)),
-            )
-        };
+        let hal = unsafe { wgpu::hal::vulkan::Buffer::from_raw_externally_owned(raw, gone) };
         use wgpu::BufferUsages as Of;
         let description = wgpu::BufferDescriptor {
             label: Some("host memory"),
