@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use troika_device::{ForwardBatch, PagesView, SeqRows, SpaceId};
+use troika_device::{CopyRows, ForwardBatch, PagesView, SeqRows, SpaceId};
 use troika_plan::Phase;
 
 use crate::program::Program;

@@ -14,7 +14,7 @@ use troika_check::Random;
 
 use super::lab::Lab;
 use super::outcome::{Item, Outcome, mean};
-use super::two_cpus::{plain, shared};
+use super::two_cpus::{self, shared};
 use crate::{LabError, Result};
 
 /// Two texts that the built-in model was not trained on: a novel and a play, both in the public
@@ -170,7 +170,7 @@ pub fn dropped(_: &mut Lab) -> Result<Outcome> {
         let loss = 100.0 * (pruned / lossless - 1.0);
         words.push(format!("{rows} rows an expert: {:.1} % left out, {loss:+.2} %", 100.0 * share));
     }
-    let one = Model::open(Source::BuiltIn, &plain(WINDOW, WINDOW))?;
+    let one = Model::open(Source::BuiltIn, &two_cpus::plain(WINDOW, WINDOW))?;
     let one = one.perplexity(&ids, WINDOW, Scored::All, &mut |_| true)?.value();
     let lost = lossless / one - 1.0;
     best &= lost.abs() <= 1e-5;
@@ -186,7 +186,8 @@ pub fn dropped(_: &mut Lab) -> Result<Outcome> {
 
 /// Perplexity with groups of experts on a second device, and the share of rows that are left out.
 fn by_capacity(ids: &[u32], settings: ExpertSettings, tiers: Tiers) -> Result<(f64, f64)> {
-    let model = Model::open(Source::BuiltIn, &shared(plain(WINDOW, WINDOW), tiers, settings))?;
+    let model =
+        Model::open(Source::BuiltIn, &shared(two_cpus::plain(WINDOW, WINDOW), tiers, settings))?;
     let measured = model.perplexity(ids, WINDOW, Scored::All, &mut |_| true)?;
     let (dropped, all) = model.engine()?.group_stats().dropped();
     Ok((measured.value(), dropped as f64 / all.max(1) as f64))

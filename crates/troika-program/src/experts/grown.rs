@@ -2,13 +2,16 @@
 //! binds these tasks to memory, predictions price them.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
+
+use troika_device::SpaceId;
 
 use super::cache::{GroupAt, Placed};
 use super::divided::DividedExperts;
 use super::memory::{CachedGroup, ExpertBuffer};
 use super::rows::{ExpertRows, LayerCounts, PackedRun};
-use super::steps::PackedSize;
+use super::steps::{GroupGraph, PackedSize};
 use crate::buffer_view::BufferView;
 
 /// A group of a cache in a slot.
@@ -90,6 +93,49 @@ impl GrownTask {
                 of.loaded(load).iter().flat_map(|task| task.views(of)).collect()
             }
         }
+    }
+}
+
+impl GroupGraph {
+    /// The steps of a run on packed rows, each after those before it: a device with memory of its own
+    /// gets copies of the rows, and what it computed is copied back.
+    fn steps(
+        &self,
+        rows: &Range<usize>,
+        size: &PackedSize,
+        slot: Option<SlotOf>,
+    ) -> Vec<GrownWork> {
+        let whole = |space, buffer| {
+            let bytes = size.row_bytes(buffer);
+            let (offset, rows) = (rows.start * bytes, rows.len());
+            BufferView { space, buffer, offset, rows, row_bytes: bytes, stride: bytes }
+        };
+        let mut steps = Vec::with_capacity(self.reads.len() + 2);
+        if self.space != SpaceId::HOST {
+            let both = |&buffer: &ExpertBuffer| {
+                GrownWork::Copy(whole(SpaceId::HOST, buffer), whole(self.space, buffer))
+            };
+            steps.extend(self.reads.iter().map(both));
+        }
+        let cols = &self.writes.cols;
+        let host = whole(SpaceId::HOST, self.writes.buffer);
+        let result =
+            BufferView { offset: host.offset + cols.start * 4, row_bytes: cols.len() * 4, ..host };
+        let output = match (self.apart, self.space) {
+            (Some(part), space) => {
+                let row_bytes = cols.len() * 4;
+                let part = whole(space, ExpertBuffer::Part(part));
+                BufferView { row_bytes, stride: row_bytes, ..part }
+            }
+            (None, SpaceId::HOST) => result,
+            (None, space) => whole(space, self.writes.buffer),
+        };
+        let inputs = self.reads.iter().map(|&buffer| whole(self.space, buffer)).collect();
+        steps.push(GrownWork::Run { graph: self.graph, slot, inputs, output });
+        if output != result {
+            steps.push(GrownWork::Copy(output, result));
+        }
+        steps
     }
 }
 

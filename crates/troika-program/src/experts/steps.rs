@@ -1,13 +1,9 @@
-//! Graphs of experts, and what a run of one on packed rows consists of.
+//! Graphs of experts, and the sizes of packed rows.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use troika_device::SpaceId;
 
-use crate::buffer_view::BufferView;
-
-use super::grown::{GrownWork, SlotOf};
 use super::memory::{ExpertBuffer, PackedCols};
 
 /// The graph of a group, of a part of one, or of all experts.
@@ -65,48 +61,5 @@ impl PackedSize {
             ExpertBuffer::Ids | ExpertBuffer::Ones => 4,
             ExpertBuffer::Order | ExpertBuffer::Routed | ExpertBuffer::Cache(_) => MARK,
         }
-    }
-}
-
-impl GroupGraph {
-    /// The steps of a run on packed rows, each after those before it: a device with memory of its own
-    /// gets copies of the rows, and what it computed is copied back.
-    pub(super) fn steps(
-        &self,
-        rows: &Range<usize>,
-        size: &PackedSize,
-        slot: Option<SlotOf>,
-    ) -> Vec<GrownWork> {
-        let whole = |space, buffer| {
-            let bytes = size.row_bytes(buffer);
-            let (offset, rows) = (rows.start * bytes, rows.len());
-            BufferView { space, buffer, offset, rows, row_bytes: bytes, stride: bytes }
-        };
-        let mut steps = Vec::with_capacity(self.reads.len() + 2);
-        if self.space != SpaceId::HOST {
-            let both = |&buffer: &ExpertBuffer| {
-                GrownWork::Copy(whole(SpaceId::HOST, buffer), whole(self.space, buffer))
-            };
-            steps.extend(self.reads.iter().map(both));
-        }
-        let cols = &self.writes.cols;
-        let host = whole(SpaceId::HOST, self.writes.buffer);
-        let result =
-            BufferView { offset: host.offset + cols.start * 4, row_bytes: cols.len() * 4, ..host };
-        let output = match (self.apart, self.space) {
-            (Some(part), space) => {
-                let row_bytes = cols.len() * 4;
-                let part = whole(space, ExpertBuffer::Part(part));
-                BufferView { row_bytes, stride: row_bytes, ..part }
-            }
-            (None, SpaceId::HOST) => result,
-            (None, space) => whole(space, self.writes.buffer),
-        };
-        let inputs = self.reads.iter().map(|&buffer| whole(self.space, buffer)).collect();
-        steps.push(GrownWork::Run { graph: self.graph, slot, inputs, output });
-        if output != result {
-            steps.push(GrownWork::Copy(output, result));
-        }
-        steps
     }
 }
