@@ -107,6 +107,9 @@ pub struct Usage {
     pub frames: u64,
 }
 
+/// A lane, and what happens to it.
+type OnLane<S> = (u64, What<S>);
+
 /// Processors with their queues ("lanes").
 pub struct Machine<W: LaneWork, S> {
     now: u64,
@@ -117,7 +120,7 @@ pub struct Machine<W: LaneWork, S> {
     /// The last update of what runs.
     since: u64,
     /// What happens to which lane, by time and then in the order in which it was planned.
-    events: BTreeMap<(u64, u64), (u64, What<W::Signal>)>,
+    events: BTreeMap<(u64, u64), OnLane<W::Signal>>,
     /// Numbers of the last event and the last lane.
     made: u64,
     opened: u64,

@@ -56,7 +56,7 @@ pub fn export_core_ml(
         ("weights".to_string(), package.weights.name()),
         ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
     ]);
-    let mut stretches = stretches(&lowered, options.head_inside);
+    let mut stretches = stretches(&lowered, options);
     if let Some(of) = options.experts {
         for segment in lowered.segments.iter().filter(|s| s.kind == SegmentKind::Experts) {
             stretches.extend(expert_functions(segment, of)?);
@@ -68,28 +68,32 @@ pub fn export_core_ml(
 }
 
 /// The segments between routers as parts of functions.
-fn stretches(lowered: &Lowered, head_inside: bool) -> Vec<PackageStretch> {
-    let inside =
-        |s: &&Segment| head_inside || !matches!(s.kind, SegmentKind::Embed | SegmentKind::Head);
+fn stretches(lowered: &Lowered, options: &CoreMlOptions) -> Vec<PackageStretch> {
+    let inside = |s: &&Segment| {
+        options.head_inside || !matches!(s.kind, SegmentKind::Embed | SegmentKind::Head)
+    };
     let is_outside = |s: &Segment| matches!(s.kind, SegmentKind::Router | SegmentKind::Experts);
     let segments: Vec<&Segment> = lowered.segments.iter().filter(inside).collect();
     let runs = segments.chunk_by(|a, b| is_outside(a) == is_outside(b));
     let runs: Vec<_> = runs.filter(|run| !is_outside(run[0])).collect();
     let named = |(i, run): (usize, &&[&Segment])| {
         // A layer's keys and values are found by its keys' state.
-        let (mut layers, mut count) = (HashMap::new(), 0);
+        let mut layers = HashMap::new();
         let mut stretch = PackageStretch::default();
         if runs.len() > 1 {
             stretch.name = format!("part_{i}_");
         }
         for segment in *run {
-            for node in segment.graph.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+            for node in &segment.graph.nodes {
+                let Op::Attention(attention) = &node.op else { continue };
                 let state = |id| segment.graph.states.iter().position(|s| s == id);
                 let of = node.states.iter().filter_map(|id| Some(segment.states[state(id)?]));
                 let of: Vec<_> = of.collect();
                 if of.first().is_some_and(|keys| !layers.contains_key(keys)) {
-                    layers.extend(of.iter().map(|state| (*state, count)));
-                    count += 1;
+                    let cache = options.package.cache_of(attention.window);
+                    let count = stretch.layers.entry(cache).or_default();
+                    layers.extend(of.iter().map(|state| (*state, *count)));
+                    *count += 1;
                 }
             }
             let numbers = |edges: &[EdgeId]| edges.iter().map(|e| e.0).collect();
@@ -105,7 +109,6 @@ fn stretches(lowered: &Lowered, head_inside: bool) -> Vec<PackageStretch> {
                 of_last_row: segment.kind == SegmentKind::Head,
             });
         }
-        stretch.layers = count;
         let made: BTreeSet<usize> = stretch.parts.iter().flat_map(|p| p.outputs.clone()).collect();
         let is_own = |s: &&Segment| run.iter().any(|own| std::ptr::eq(*own, *s));
         let others = lowered.segments.iter().filter(|s| !is_own(s));

@@ -1,7 +1,7 @@
 //! What a host does with a package's functions: masks, chunks, and the caches of stateless ones.
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 
 use half::f16;
 use prost::Message;
@@ -42,6 +42,7 @@ impl Feature {
 
 /// A function that is open.
 struct Opened {
+    name: String,
     rows: usize,
     inputs: Vec<Feature>,
     outputs: Vec<Feature>,
@@ -55,7 +56,11 @@ pub struct Host {
     /// Key and value caches of stateless packages, with their shapes.
     caches: HashMap<String, (Vec<f16>, Vec<usize>)>,
     positions: usize,
+    /// Windows that have caches of their own.
+    windows: HashSet<usize>,
     pub at: usize,
+    /// Where runs are written, as tests/coreml/values.py reads them.
+    pub record: Option<PathBuf>,
 }
 
 /// A package's description.
@@ -84,16 +89,21 @@ impl Host {
             let length = f.name.strip_prefix(part).unwrap().strip_prefix("prefill_");
             let rows = length.map_or(1, |rows| rows.parse().unwrap());
             let outputs = f.output.iter().map(Feature::of).collect();
-            Opened { rows, inputs, outputs, function }
+            Opened { name: f.name.clone(), rows, inputs, outputs, function }
         };
         let of_part = description.functions.iter().filter(|f| f.name.starts_with(part));
         let mut functions: Vec<Opened> = of_part.map(open).collect();
         functions.sort_by_key(|f| f.rows);
-        let caches = functions[0].inputs.iter().filter(|i| i.name.ends_with("_cache"));
+        let is_cache =
+            |name: &str| name.starts_with("key_cache") || name.starts_with("value_cache");
+        let own = description.functions.iter().flat_map(|f| f.state.iter().chain(&f.input));
+        let windows = own.filter_map(|f| f.name.strip_prefix("key_cache_window_")?.parse().ok());
+        let windows = windows.collect();
+        let caches = functions[0].inputs.iter().filter(|i| is_cache(&i.name));
         let caches =
             caches.map(|i| (i.name.clone(), (vec![f16::ZERO; i.elements()], i.shape.clone())));
         let (caches, positions) = (caches.collect(), positions.parse().unwrap());
-        Host { functions, state: None, caches, positions, at: 0 }
+        Host { functions, state: None, caches, positions, windows, at: 0, record: None }
     }
 
     /// Runs tokens, in the largest functions that they fill and the smallest that hold the rest.
@@ -134,15 +144,21 @@ impl Host {
     /// The mask of a function: rows see what came before, within a window.
     fn mask(&self, shape: &[usize], window: Option<usize>) -> Vec<u8> {
         let [rows, all] = shape[..] else { panic!("a mask is no matrix") };
-        let new = all - self.positions;
+        let own = window.filter(|w| self.windows.contains(w));
+        let new = if own.is_some() { rows } else { all - self.positions };
         let mut mask = Vec::with_capacity(rows * all);
         for row in 0..rows {
             let of = self.at + row;
             for position in 0..all {
                 // A stateless function has its own rows behind the cache.
-                let (at, known) = match position.checked_sub(self.positions) {
-                    Some(own) => (self.at + own, new > 0),
-                    None => (position, new == 0 || position < self.at),
+                let (at, known) = match position.checked_sub(all - new) {
+                    Some(row) if new > 0 => (self.at + row, true),
+                    // The last positions before the function's rows.
+                    _ if own.is_some() => {
+                        let at = (self.at + position).checked_sub(all - new);
+                        (at.unwrap_or(0), at.is_some())
+                    }
+                    _ => (position, new == 0 || position < self.at),
                 };
                 let seen = known && at <= of && window.is_none_or(|w| at + w > of);
                 mask.push(f16::from_f32(if seen { 0.0 } else { HIDDEN }));
@@ -188,6 +204,15 @@ impl Host {
             of.outputs.iter().zip(&mut results).map(|(o, b)| (&*o.name, &mut **b)).collect();
         of.function.predict(&named, self.state.as_mut(), &mut outputs).unwrap();
         let outputs = of.outputs.clone();
+        if let Some(runs) = &self.record {
+            let number = std::fs::read_dir(runs).unwrap().count();
+            let run = runs.join(format!("{number}-{}", of.name));
+            std::fs::create_dir(&run).unwrap();
+            let files = bytes.iter().map(|(name, bytes)| (format!("{name}.in"), bytes));
+            let results = outputs.iter().zip(&results);
+            let results = results.map(|(o, bytes)| (format!("{}.out", o.name), bytes));
+            files.chain(results).for_each(|(name, b)| std::fs::write(run.join(name), b).unwrap());
+        }
         let mut made = Values::new();
         for (output, bytes) in outputs.iter().zip(&results) {
             if output.is_f32 {
@@ -196,8 +221,11 @@ impl Host {
             }
             let values: &[f16] = bytemuck::cast_slice(bytes);
             match &*output.name {
-                "new_keys" => self.keep("key_cache", values, &output.shape, tokens.len()),
-                "new_values" => self.keep("value_cache", values, &output.shape, tokens.len()),
+                name if name.starts_with("new_") => {
+                    let cache = name.replace("new_keys", "key_cache");
+                    let cache = cache.replace("new_values", "value_cache");
+                    self.keep(&cache, values, &output.shape, tokens.len());
+                }
                 name => {
                     made.insert(name.into(), values.iter().map(|v| v.to_f32()).collect());
                 }
@@ -212,13 +240,18 @@ impl Host {
         let [layers, heads, rows, dim] = shape[..] else {
             panic!("new keys have no four dimensions")
         };
-        let at = self.at;
         let (all, of) = self.caches.get_mut(cache).unwrap();
+        // Of a window the oldest go.
+        let gone = if cache.contains("_window_") { valid } else { 0 };
+        let at = if gone > 0 { of[2] as isize - valid as isize } else { self.at as isize };
+        let head_len = of[2] * of[3];
+        all.chunks_exact_mut(head_len).for_each(|head| head.rotate_left(gone * of[3] % head_len));
         for layer in 0..layers {
             for head in 0..heads {
                 for row in 0..valid {
+                    let Ok(place) = usize::try_from(at + row as isize) else { continue };
                     let from = ((layer * heads + head) * rows + row) * dim;
-                    let to = ((layer * of[1] + head) * of[2] + at + row) * of[3];
+                    let to = ((layer * of[1] + head) * of[2] + place) * of[3];
                     all[to..to + dim].copy_from_slice(&new[from..from + dim]);
                 }
             }

@@ -10,14 +10,14 @@ mod setup;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use half::f16;
 use prost::Message;
 use troika::graph::DType;
 use troika::model::lower::SegmentKind as S;
-use troika::npu::mil::proto::Operation;
+use troika::npu::mil::proto::{FeatureDescription, Operation};
 use troika::npu::mil::{CoreMlFunction, CoreMlRuntime, PackageOptions, PackageWeights};
 use troika::npu::{Rewrite, Rewrites};
 use troika::plan::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, Rule, Split, Strategy};
@@ -155,6 +155,24 @@ fn weights_of_fewer_bits_are_near_and_those_stored_are_exact() {
     let far = runs[0].iter().zip(&runs[1]).fold(0.0_f32, |far, (a, b)| far.max((a - b).abs()));
     // A scale times a number is rounded to a half, as the weight itself is.
     assert!(far <= 0.002 * most, "{far} of {most}");
+}
+
+/// The caches of layers with windows hold no more positions than these see.
+#[test]
+fn windows_have_caches_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let package = export(&golden_dir("gemma-3"), &dir.path().join("m.mlpackage"), &usual());
+    let functions = host::described(&package.unwrap()).description.unwrap().functions;
+    for function in functions {
+        let of = |f: &FeatureDescription| {
+            let state = f.feature_type.as_ref().unwrap().state_type.as_ref().unwrap();
+            (f.name.clone(), state.array_type.as_ref().unwrap().shape[2])
+        };
+        let caches: Vec<(String, i64)> = function.state.iter().map(of).collect();
+        let expected = ["key_cache", "value_cache"].map(|name| (name.to_string(), 64));
+        let of_window = ["key_cache", "value_cache"].map(|name| (format!("{name}_window_8"), 8));
+        assert_eq!(caches, [expected, of_window].concat());
+    }
 }
 
 /// Four functions have the weights of one.
@@ -420,22 +438,31 @@ fn experts_are_functions_of_a_package() {
 }
 
 /// coremltools, installed by its name.
-fn python() -> PathBuf {
-    let dir = setup::root("target/coremltools");
-    let install = setup::root(".ci/coremltools");
-    let done = Command::new(install).arg(&dir).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    dir.join("bin/python")
+fn python() -> &'static Path {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON.get_or_init(|| {
+        let dir = setup::root("target/coremltools");
+        let install = setup::root(".ci/coremltools");
+        let done = Command::new(install).arg(&dir).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        dir.join("bin/python")
+    })
+}
+
+/// What a script of tests/coreml prints.
+fn said_by_coremltools(script: &str, args: &[PathBuf]) -> Vec<String> {
+    let script = setup::root("tests/coreml").join(script);
+    let out = Command::new(python()).arg(script).args(args).output().unwrap();
+    let said = String::from_utf8(out.stdout).unwrap();
+    assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    said.lines().map(String::from).collect()
 }
 
 /// What coremltools says of packages.
 fn read_by_coremltools(packages: &[PathBuf]) -> Vec<String> {
-    let script = setup::root("tests/coreml/check.py");
-    let out = Command::new(python()).arg(script).args(packages).output().unwrap();
-    let said = String::from_utf8(out.stdout).unwrap();
-    let lines: Vec<String> =
-        said.lines().filter(|l| l.contains(".mlpackage: ")).map(String::from).collect();
-    assert_eq!(lines.len(), packages.len(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    let mut lines = said_by_coremltools("check.py", packages);
+    lines.retain(|line| line.contains(".mlpackage: "));
+    assert_eq!(lines.len(), packages.len(), "{lines:?}");
     lines
 }
 
@@ -501,4 +528,49 @@ fn coremltools_reads_packages_and_refuses_changed_ones() {
         assert!(line.contains(verdict), "{line}");
     }
     assert!(lines[0].contains("coreml_update_state="), "{}", lines[0]);
+}
+
+/// coremltools computes operations with its own code, where it folds constants. Packages give the same
+/// there as on the interpreter.
+#[test]
+fn coremltools_computes_the_same() {
+    let usually = "pow-to-mul,scale-norms,scale-residual,pad-cache,guard-values";
+    let others = "fold-epsilon,linear-as-conv,multiples-of-16,slice-q=8:3";
+    for (name, stateful, weights, names) in [
+        ("llama-3.2", true, PackageWeights::F16, usually),
+        ("gemma-3", false, PackageWeights::Int4(None), usually),
+        ("exaone-4", true, PackageWeights::Int4(Some(32)), usually),
+        ("phi-3", false, PackageWeights::Int8, usually),
+        ("qwen3", true, PackageWeights::F16, others),
+        ("gemma-2", true, PackageWeights::F16, "none"),
+        ("../golden-2026/apertus", true, PackageWeights::F16, usually),
+        ("../golden-2026/nemotron", false, PackageWeights::F16, usually),
+    ] {
+        let mut options = usual();
+        options.package.stateful = stateful;
+        options.package.weights = weights;
+        options.package.rewrites = rewrites(names);
+        let dir = tempfile::tempdir().unwrap();
+        let package = export(&golden_dir(name), &dir.path().join("m.mlpackage"), &options).unwrap();
+        let runs = dir.path().join("runs");
+        std::fs::create_dir(&runs).unwrap();
+        let mut host = Host::open(&package);
+        host.record = Some(runs.clone());
+        let golden = golden(name);
+        host.feed(&golden.input_ids);
+        golden.greedy.iter().take(2).for_each(|token| drop(host.feed(&[*token])));
+        let lines = said_by_coremltools("values.py", &[package, runs]);
+        let (by, outputs): (Vec<_>, Vec<_>) =
+            lines.iter().partition(|line| line.starts_with("by "));
+        assert!(outputs.iter().any(|line| line.contains("-decode logits: ")), "{lines:?}");
+        for line in outputs {
+            let numbers = line.split_once(": ").and_then(|(_, far)| far.split_once(" of "));
+            let [far, most] = <[&str; 2]>::from(numbers.unwrap()).map(|n| n.parse::<f32>());
+            assert!(far.unwrap() <= TOLERANCE * most.unwrap(), "{name}: {line}");
+        }
+        // All but convolutions are coremltools' own.
+        let formulas = by.iter().find_map(|line| line.strip_prefix("by formulas:")).unwrap();
+        let has_conv = names.contains("linear-as-conv");
+        assert_eq!(formulas.split_whitespace().count(), usize::from(has_conv), "{formulas}");
+    }
 }

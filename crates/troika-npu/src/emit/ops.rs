@@ -114,7 +114,7 @@ impl<W: GraphWriter> Emitter<'_, W> {
         self.one(Verb::Clamp { low, high }, x)
     }
 
-    pub(super) fn reshape(&mut self, x: &str, dims: &[usize]) -> String {
+    pub(crate) fn reshape(&mut self, x: &str, dims: &[usize]) -> String {
         let dims: Vec<i64> = dims.iter().map(|d| *d as i64).collect();
         self.viewed(x, &dims)
     }

@@ -5,7 +5,7 @@ use troika_graph::blocks::dequantize;
 use troika_graph::quantize::row_int4;
 use troika_graph::{Attention, DType, Node, Op, Rope, ValueId, WeightRef, WeightSlice};
 
-use super::kept::{POSITION, PackageWeights, mask_name};
+use super::kept::{Cache, Kept, LAST_ROW, POSITION, PackageWeights, cache_name, mask_name};
 use super::proto::DataType;
 use super::types::{Arg, MilType};
 use super::writer::MilWriter;
@@ -109,10 +109,10 @@ impl GraphWriter for MilWriter<'_> {
         let dims = [a.k_dim, a.v_dim];
         let mut seen = Vec::new();
         for (i, state) in node.states.iter().enumerate() {
-            seen.push(e.cached_by(i, *state, a.kv_heads, dims[i.min(1)])?);
+            seen.push(e.cached_by((i, a.window), *state, a.kv_heads, dims[i.min(1)])?);
         }
-        let mask = e.model.mask(a.window);
-        let positions = e.model.seen_positions();
+        let positions = e.model.seen_positions(a.window);
+        let mask = e.model.mask(a.window, positions);
         let mut seen = seen.into_iter();
         let (keys, values) = (seen.next().unwrap_or_default(), seen.next());
         let values = values.unwrap_or_else(|| {
@@ -163,8 +163,8 @@ impl MilWriter<'_> {
     }
 
     /// The mask for a window: an input.
-    fn mask(&mut self, window: Option<usize>) -> String {
-        let (name, positions) = (mask_name(window), self.seen_positions());
+    fn mask(&mut self, window: Option<usize>, positions: usize) -> String {
+        let name = mask_name(window);
         if let Some(kept) = self.kept.as_mut().filter(|k| !k.masks.contains(&window)) {
             kept.masks.push(window);
             let rows = kept.rows;
@@ -173,54 +173,94 @@ impl MilWriter<'_> {
         name
     }
 
-    /// Positions that an attention sees.
-    fn seen_positions(&self) -> usize {
-        self.kept.as_ref().map_or(0, |k| k.positions + if k.stateful { 0 } else { k.rows })
+    /// Positions that an attention with a window sees.
+    fn seen_positions(&mut self, window: Option<usize>) -> usize {
+        let Some(kept) = &mut self.kept else { return 0 };
+        let (stateful, rows) = (kept.stateful, kept.rows);
+        let holds = |c: &mut Cache| match stateful && c.window.is_none() {
+            true => c.positions,
+            false => c.positions + rows,
+        };
+        kept.cache(window).map_or(0, holds)
     }
 }
 
 impl Emitter<'_, MilWriter<'_>> {
-    /// Keys (0) or values (1) of a layer, `[heads, positions, dim]`, with those of the function's rows.
+    /// Keys (0) or values (1) of a layer with a window, `[heads, positions, dim]`, with those of the
+    /// function's rows.
     fn cached_by(
         &mut self,
-        which: usize,
+        (which, window): (usize, Option<usize>),
         state: ValueId,
         heads: usize,
         dim: usize,
     ) -> Result<String, DeviceError> {
-        let unknown = || self.wrong("its state has no place in the package's".into());
-        let Some(kept) = self.model.kept.as_ref() else { return Err(unknown()) };
-        let layer = *kept.layers.get(&state).ok_or_else(unknown)?;
-        let (rows, positions, stateful) = (kept.rows, kept.positions, kept.stateful);
-        let mut cache = kept.caches[which].clone();
+        let own = |kept: &mut Kept| {
+            let (rows, stateful) = (kept.rows, kept.stateful);
+            let layer = *kept.layers.get(&state)?;
+            let cache = kept.cache(window)?;
+            Some((rows, stateful, layer, cache.window, cache.positions))
+        };
+        let own = self.model.kept.as_mut().and_then(own);
+        let Some((rows, stateful, layer, window, positions)) = own else {
+            return Err(self.wrong("its state has no place in the package's".into()));
+        };
+        let (from, to) = ([layer, 0, 0, 0], [layer + 1, heads, positions, dim]);
         let appends = |n: &&Node| matches!(n.op, Op::KvAppend(_)) && n.states.contains(&state);
         if let Some(append) = self.graph.nodes.iter().find(appends) {
             let new = self.tensor(append.inputs[0])?;
-            let by_rows = [rows, heads, dim].map(|n| n as i64);
-            let new = self.one(Verb::Reshape(&by_rows), &new);
+            let new = self.reshape(&new, &[rows, heads, dim]);
             let mut new = self.one(Verb::Transpose(&[1, 0, 2]), &new);
             if which == 1 && rows > 1 && self.options.rewrites.has(Rewrite::GuardValues) {
                 let tiny = self.model.floats(&[1], &[f32::MIN_POSITIVE]);
                 new = self.two(Verb::Add, &new, &tiny);
             }
-            let new = self.one(Verb::Reshape(&[1, heads as i64, rows as i64, dim as i64]), &new);
-            if stateful {
-                cache = self.model.updated(which, &new, layer);
-            }
-            let kept = self.model.kept.as_mut().map(|kept| &mut kept.fresh[which][layer]);
-            kept.into_iter().for_each(|fresh| *fresh = Some(new.clone()));
+            let fresh = match (stateful, window) {
+                (false, _) => Some(self.reshape(&new, &[1, heads, rows, dim])),
+                (true, None) => {
+                    let new = self.reshape(&new, &[1, heads, rows, dim]);
+                    self.model.update((which, window), &new, layer, POSITION);
+                    None
+                }
+                (true, Some(_)) => {
+                    let cached = self.model.state(which, window);
+                    let cached = self.model.part(&cached, &from, &to, true);
+                    let seen = self.model.joined(&[&cached, &new], 1);
+                    // The last positions up to the last row that holds a token stay.
+                    let last = if rows == 1 { "" } else { LAST_ROW };
+                    let args = [
+                        ("x", Arg::Tensor(&seen)),
+                        ("begin", Arg::Tensor(&self.model.ends(&["", last, ""], &[0, 1, 0]))),
+                        (
+                            "end",
+                            Arg::Tensor(
+                                &self.model.ends(&["", last, ""], &[heads, positions + 1, dim]),
+                            ),
+                        ),
+                    ];
+                    let of = MilType::halves([heads, positions, dim]);
+                    let stays = self.model.op("slice_by_index", &args, of);
+                    let stays = self.reshape(&stays, &[1, heads, positions, dim]);
+                    self.model.update((which, window), &stays, layer, "");
+                    Some(seen)
+                }
+            };
+            let own = self.model.kept.as_mut().and_then(|kept| kept.cache(window));
+            own.into_iter().for_each(|own| own.fresh[which][layer].clone_from(&fresh));
         }
-        let (from, to) = ([layer, 0, 0, 0], [layer + 1, heads, positions, dim]);
+        let own = self.model.kept.as_mut().and_then(|kept| kept.cache(window));
+        let fresh = own.and_then(|own| own.fresh[which][layer].clone());
+        if let (true, Some(seen)) = (stateful, &fresh) {
+            return Ok(seen.clone());
+        }
+        let cache = match stateful {
+            true => self.model.state(which, window),
+            false => cache_name(which, window),
+        };
         let cached = self.model.part(&cache, &from, &to, true);
-        let fresh = self.model.kept.as_ref().and_then(|k| k.fresh[which][layer].clone());
-        match fresh.filter(|_| !stateful) {
-            None => Ok(cached),
-            Some(new) => {
-                let squeezed = [heads, rows, dim].map(|n| n as i64);
-                let new = self.one(Verb::Reshape(&squeezed), &new);
-                Ok(self.model.joined(&[&cached, &new], 1))
-            }
-        }
+        let Some(new) = fresh else { return Ok(cached) };
+        let new = self.reshape(&new, &[heads, rows, dim]);
+        Ok(self.model.joined(&[&cached, &new], 1))
     }
 
     /// A weight `[rows, cols]` as a constant, which is stored once.

@@ -64,26 +64,53 @@ impl PackageWeights {
 pub(crate) struct Kept {
     /// Whether keys and values are states; else they are inputs, and new ones outputs.
     pub stateful: bool,
-    /// Positions of the cache.
+    /// Positions of the longest cache.
     pub positions: usize,
     /// Rows of the function.
     pub rows: usize,
-    /// The layer of each of the current part's states.
+    /// The layer of each of the current part's states, in its cache.
     pub layers: HashMap<ValueId, usize>,
-    /// The tensors of the caches: their last values.
-    pub caches: [String; 2],
-    /// New keys and values by layer, `[1, heads, rows, dim]`.
-    pub fresh: [Vec<Option<String>>; 2],
+    /// The caches by the window that their layers see.
+    pub caches: Vec<Cache>,
     /// The tensors of rotations so far.
     pub rotations: Vec<(Rope, [String; 2])>,
     /// The windows that masks are declared for.
     pub masks: Vec<Option<usize>>,
 }
 
-/// The names of both caches.
-pub(super) const CACHES: [&str; 2] = ["key_cache", "value_cache"];
+/// The keys and values of layers that see alike. Of layers with a window only the last positions are
+/// kept: what they see are these and the function's own rows behind them.
+pub(crate) struct Cache {
+    /// The window; `None`: they see all positions.
+    pub window: Option<usize>,
+    /// Positions that are kept.
+    pub positions: usize,
+    /// The tensors of keys and of values: their last values.
+    pub tensors: [String; 2],
+    /// By layer: new keys and values, `[1, heads, rows, dim]`, which a stateless function gives; of a
+    /// state for a window, all that its rows see, `[heads, positions + rows, dim]`.
+    pub fresh: [Vec<Option<String>>; 2],
+}
+
+impl Kept {
+    /// The cache of layers with a window.
+    pub fn cache(&mut self, window: Option<usize>) -> Option<&mut Cache> {
+        let own = self.caches.iter().position(|c| c.window.is_some() && c.window == window);
+        let long = self.caches.iter().position(|c| c.window.is_none());
+        own.or(long).map(|i| &mut self.caches[i])
+    }
+}
+
 /// The position of a function's first row.
 pub(super) const POSITION: &str = "position";
+/// The last of a function's rows that hold a token.
+pub(super) const LAST_ROW: &str = "last_row";
+
+/// The name of the keys (0) or values (1) of layers with a window.
+pub(super) fn cache_name(which: usize, window: Option<usize>) -> String {
+    let name = if which == 0 { "key_cache" } else { "value_cache" };
+    window.map_or(name.into(), |w| format!("{name}_window_{w}"))
+}
 
 /// The name of the mask for a window.
 pub(super) fn mask_name(window: Option<usize>) -> String {

@@ -11,7 +11,7 @@ use troika_graph::{DType, Op, Subgraph, ValueId, bind_static, verify};
 
 use super::blob::Blobs;
 use super::delegation::{Delegation, delegation};
-use super::kept::{CACHES, Kept, POSITION, PackageWeights};
+use super::kept::{Cache, Kept, LAST_ROW, POSITION, PackageWeights, cache_name};
 use super::proto::{
     ArrayFeatureType, DataType, FEATURE_F16, FEATURE_F32, FEATURE_I32, FeatureDescription,
     FeatureType, Function, FunctionDescription, Metadata, MlModel, ModelDescription,
@@ -43,7 +43,7 @@ pub struct PackagePart {
     pub inputs: Vec<usize>,
     /// What its outputs are.
     pub outputs: Vec<usize>,
-    /// The layer of each of its states in the package's caches.
+    /// The layer of each of its states in its cache.
     pub layers: Vec<usize>,
     /// Whether it runs on the last row alone.
     pub of_last_row: bool,
@@ -76,8 +76,9 @@ pub struct PackageStretch {
     pub parts: Vec<PackagePart>,
     /// What its functions give, by number.
     pub results: Vec<usize>,
-    /// Layers that keep keys and values; 0 if none does.
-    pub layers: usize,
+    /// How many layers keep keys and values, by the window of their cache
+    /// ([`PackageOptions::cache_of`]).
+    pub layers: BTreeMap<Option<usize>, usize>,
     /// The rows of its only function; `None`: it has all of the package's.
     pub rows: Option<usize>,
 }
@@ -106,6 +107,15 @@ pub struct PackageOptions {
     pub weights: PackageWeights,
     /// How graphs are written.
     pub rewrites: Rewrites,
+}
+
+impl PackageOptions {
+    /// Which cache layers with a window have: one of its own, if it is shorter; else that of all
+    /// positions (`None`).
+    pub fn cache_of(&self, window: Option<usize>) -> Option<usize> {
+        let positions = self.rewrites.padded(self.positions);
+        window.filter(|w| self.rewrites.padded(*w) < positions)
+    }
 }
 
 /// What was written.
@@ -156,7 +166,7 @@ pub enum PackageError {
     Weight(#[from] DeviceError),
 }
 
-/// The heads and dimensions of a model's keys and values, which all layers share.
+/// The heads and dimensions of keys and values, which all layers of a cache share.
 #[derive(Clone, Copy, PartialEq)]
 struct CacheShape {
     heads: usize,
@@ -178,14 +188,14 @@ pub fn write_package(
     if out.exists() {
         return Err(PackageError::Exists(out.into()));
     }
-    let shape = checked(model, options)?;
+    let shapes = &checked(model, options)?;
     let mut files = PackageFiles::create(out)?;
     let mut delegations = Vec::new();
     for stretch in &model.stretches {
         let own = stretch.rows.map(|rows| vec![(String::new(), rows)]);
         for (name, rows) in own.as_ref().unwrap_or(&options.functions) {
             let (values, rows) = (&model.values, *rows);
-            let writing = Writing { stretch, values, weights, options, shape, rows };
+            let writing = Writing { stretch, values, weights, options, shapes, rows };
             let (function, outputs) = writing.function(&mut files.blobs)?;
             let name = format!("{}{name}", stretch.name);
             delegations.push((name.clone(), delegation(&function)));
@@ -269,15 +279,15 @@ fn unwritten(path: &Path) -> impl FnOnce(std::io::Error) -> PackageError {
     move |why| PackageError::Write { path, why }
 }
 
-/// The shape of the model's caches.
+/// The shapes of the model's caches, by their window.
+type Shapes = BTreeMap<Option<usize>, CacheShape>;
+
+/// The shapes of the model's caches.
 ///
 /// # Errors
 /// An op that MIL lacks, layers whose keys differ, or weights that are too large.
-fn checked(
-    model: &PackageModel,
-    options: &PackageOptions,
-) -> Result<Option<CacheShape>, PackageError> {
-    let mut shape = None;
+fn checked(model: &PackageModel, options: &PackageOptions) -> Result<Shapes, PackageError> {
+    let mut shapes = Shapes::new();
     let (mut bytes, mut seen) = (0, std::collections::HashSet::new());
     let parts = model.stretches.iter().flat_map(|s| s.parts.iter().map(|part| (part, s.rows)));
     for (part, own_rows) in parts {
@@ -306,7 +316,7 @@ fn checked(
             let Op::Attention(a) = &node.op else { continue };
             let has_values = node.states.len() > 1;
             let own = CacheShape { heads: a.kv_heads, dims: [a.k_dim, a.v_dim], has_values };
-            if *shape.get_or_insert(own) != own {
+            if *shapes.entry(options.cache_of(a.window)).or_insert(own) != own {
                 return Err(refused(
                     &node.op,
                     format!(
@@ -326,7 +336,7 @@ fn checked(
         };
         return Err(PackageError::Large { bytes, advice });
     }
-    Ok(shape)
+    Ok(shapes)
 }
 
 /// A function on its way.
@@ -335,7 +345,7 @@ struct Writing<'a> {
     values: &'a [PackageValue],
     weights: &'a dyn WeightSource,
     options: &'a PackageOptions,
-    shape: Option<CacheShape>,
+    shapes: &'a Shapes,
     rows: usize,
 }
 
@@ -373,12 +383,14 @@ impl Writing<'_> {
             };
             writer.result_as(name, made, *dtype);
         }
-        if let Some(kept) = writer.kept.take().filter(|kept| !kept.stateful) {
-            for (fresh, name) in kept.fresh.iter().zip(["new_keys", "new_values"]) {
+        let kept = writer.kept.take().filter(|kept| !kept.stateful);
+        for cache in kept.iter().flat_map(|kept| &kept.caches) {
+            for (fresh, name) in cache.fresh.iter().zip(["new_keys", "new_values"]) {
                 let all: Vec<&str> = fresh.iter().flatten().map(String::as_str).collect();
                 if !all.is_empty() {
                     let all = writer.joined(&all, 0);
-                    writer.result_as(name, &all, DType::F16);
+                    let name = cache.window.map_or(name.into(), |w| format!("{name}_window_{w}"));
+                    writer.result_as(&name, &all, DType::F16);
                 }
             }
         }
@@ -387,29 +399,38 @@ impl Writing<'_> {
 
     /// Declares the position and the caches.
     fn declare(&self, writer: &mut MilWriter<'_>) {
-        let Some(shape) = self.shape.filter(|_| self.stretch.layers > 0) else { return };
+        let (stretch, rows) = (self.stretch, self.rows);
         let PackageOptions { rewrites, stateful, .. } = self.options;
-        let positions = rewrites.padded(self.options.positions);
-        writer.declare(POSITION, MilType { element: DataType::I32, dims: vec![1] });
-        let both = CACHES.iter().zip(shape.dims).take(1 + usize::from(shape.has_values));
-        for (name, dim) in both {
-            let padded = [shape.heads, positions, dim].map(|n| rewrites.padded(n));
-            let of = MilType::halves([&[self.stretch.layers][..], &padded].concat());
-            match stateful {
-                true => writer.declare_state(name, of),
-                false => writer.declare(name, of),
+        let longest = rewrites.padded(self.options.positions);
+        let mut caches = Vec::new();
+        for (&window, &layers) in &stretch.layers {
+            let Some(shape) = self.shapes.get(&window) else { continue };
+            let positions = window.map_or(longest, |w| rewrites.padded(w));
+            let tensors = [0, 1].map(|which| cache_name(which, window));
+            let has = 1 + usize::from(shape.has_values);
+            for (name, dim) in tensors.iter().zip(shape.dims).take(has) {
+                let padded = [shape.heads, positions, dim].map(|n| rewrites.padded(n));
+                let of = MilType::halves([&[layers][..], &padded].concat());
+                match stateful {
+                    true => writer.declare_state(name, of),
+                    false => writer.declare(name, of),
+                }
             }
+            let fresh = [vec![None; layers], vec![None; layers]];
+            caches.push(Cache { window, positions, tensors, fresh });
         }
-        writer.kept = Some(Kept {
-            stateful: *stateful,
-            positions,
-            rows: self.rows,
-            layers: HashMap::new(),
-            caches: CACHES.map(String::from),
-            fresh: [vec![None; self.stretch.layers], vec![None; self.stretch.layers]],
-            rotations: Vec::new(),
-            masks: Vec::new(),
-        });
+        if caches.is_empty() {
+            return;
+        }
+        let number = || MilType { element: DataType::I32, dims: vec![1] };
+        writer.declare(POSITION, number());
+        if *stateful && rows > 1 && caches.iter().any(|c| c.window.is_some()) {
+            writer.declare(LAST_ROW, number());
+        }
+        let (stateful, layers) = (*stateful, HashMap::new());
+        let (rotations, masks) = (Vec::new(), Vec::new());
+        let positions = longest;
+        writer.kept = Some(Kept { stateful, positions, rows, layers, caches, rotations, masks });
     }
 
     /// Declares what no part makes.
@@ -468,11 +489,10 @@ impl Writing<'_> {
 
 /// The row of a value that the input `last_row` names, `[1, columns]`.
 fn last_row(writer: &mut MilWriter<'_>, whole: &str) -> String {
-    const LAST: &str = "last_row";
-    if writer.dims(LAST).is_empty() {
-        writer.declare(LAST, MilType { element: DataType::I32, dims: vec![1] });
+    if writer.dims(LAST_ROW).is_empty() {
+        writer.declare(LAST_ROW, MilType { element: DataType::I32, dims: vec![1] });
     }
-    let row = writer.written(Verb::Gather, &[whole, LAST]);
+    let row = writer.written(Verb::Gather, &[whole, LAST_ROW]);
     if writer.is_divided(whole) {
         writer.divided(&row);
     }

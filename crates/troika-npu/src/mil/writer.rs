@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use troika_graph::DType;
 
 use super::blob::Blobs;
-use super::kept::{CACHES, Kept, POSITION, PackageWeights};
+use super::kept::{Kept, PackageWeights, cache_name};
 use super::proto::{
     Argument, Binding, BlobFileValue, Block, Bools, Bytes, DataType, Floats, Function,
     ImmediateValue, Ints, NamedValueType, Operation, StateType, Strings, TensorValue, Value,
@@ -152,17 +152,32 @@ impl<'a> MilWriter<'a> {
         name
     }
 
-    /// Writes new keys or values of a layer into their state. Returns the state's tensor: what a second
-    /// read gives, since compilers may merge reads.
-    pub fn updated(&mut self, which: usize, new: &str, layer: usize) -> String {
-        let (state, size) = (CACHES[which], self.dims(new));
-        let begin = self.ends(&["", "", POSITION, ""], &[layer, 0, 0, 0]);
-        let end = self.ends(&["", "", POSITION, ""], &[layer + 1, size[1], size[2], size[3]]);
-        let of = self.type_of(state);
-        let cache = match self.kept.as_ref().map(|k| k.caches[which].clone()) {
+    /// The last value of a state.
+    pub fn state(&mut self, which: usize, window: Option<usize>) -> String {
+        let state = cache_name(which, window);
+        let tensor = |kept: &mut Kept| Some(kept.cache(window)?.tensors[which].clone());
+        match self.kept.as_mut().and_then(tensor) {
             Some(known) if known != state => known,
-            _ => self.op("read_state", &[("input", Arg::Tensor(state))], of.clone()),
-        };
+            _ => {
+                let of = self.type_of(&state);
+                self.op("read_state", &[("input", Arg::Tensor(&state))], of)
+            }
+        }
+    }
+
+    /// Writes keys or values of a layer into their state, from a position on. Later reads get what a
+    /// second read gives, since compilers may merge reads.
+    pub fn update(
+        &mut self,
+        (which, window): (usize, Option<usize>),
+        new: &str,
+        layer: usize,
+        at: &str,
+    ) {
+        let (state, size) = (&*cache_name(which, window), self.dims(new));
+        let begin = self.ends(&["", "", at, ""], &[layer, 0, 0, 0]);
+        let end = self.ends(&["", "", at, ""], &[layer + 1, size[1], size[2], size[3]]);
+        let (of, cache) = (self.type_of(state), self.state(which, window));
         let args = [
             ("x", Arg::Tensor(&cache)),
             ("update", Arg::Tensor(new)),
@@ -176,8 +191,8 @@ impl<'a> MilWriter<'a> {
             None,
         );
         let read = self.op("read_state", &[("input", Arg::Tensor(state))], of);
-        self.kept.iter_mut().for_each(|kept| kept.caches[which].clone_from(&read));
-        read
+        let own = self.kept.as_mut().and_then(|kept| kept.cache(window));
+        own.into_iter().for_each(|own| own.tensors[which].clone_from(&read));
     }
 
     fn add(&mut self, kind: &str, args: &[(&str, Arg<'_>)], result: Option<(String, MilType)>) {
