@@ -574,3 +574,57 @@ fn coremltools_computes_the_same() {
         assert_eq!(formulas.split_whitespace().count(), usize::from(has_conv), "{formulas}");
     }
 }
+
+/// How packages differ from what coremltools converts from PyTorch, and why.
+static OTHERWISE: [(&str, &str); 23] = [
+    ("abs: is not in the decoder", "scale-norms"),
+    ("clip: is not in the decoder", "another activation"),
+    ("constexpr_blockwise_shift_scale: is not in the decoder", "weights of fewer bits"),
+    ("conv: is not in the decoder", "linear-as-conv"),
+    ("exp: is not in the decoder", "another activation"),
+    ("gelu: is not in the decoder", "another activation"),
+    ("identity: is never converted", "an output has its own name"),
+    ("linear: bias is always bound there", "optional: zeros are left out"),
+    ("maximum: is not in the decoder", "scale-norms"),
+    ("pow: is not in the decoder", "graphs without pow-to-mul"),
+    ("real_div: is not in the decoder", "norms divide by a root, and scale-norms"),
+    ("reduce_max: is not in the decoder", "scale-norms"),
+    ("relu: is not in the decoder", "another activation"),
+    ("rsqrt: epsilon is float16[0], there float32[0]", "either type may be"),
+    ("sigmoid: is not in the decoder", "silu is a sigmoid and a product"),
+    ("slice_by_index: end_mask is always bound there", "optional: ends are written"),
+    ("slice_by_index: stride is not bound there", "optional: ones"),
+    ("slice_update: begin_mask is always bound there", "optional: no bit is set"),
+    ("slice_update: end_mask is always bound there", "optional: ends are written"),
+    ("slice_update: squeeze_mask is always bound there", "optional: updates have all axes"),
+    ("slice_update: stride is always bound there", "optional: ones"),
+    ("sqrt: is not in the decoder", "norms divide by a root"),
+    ("tanh: is not in the decoder", "logits with a cap"),
+];
+
+#[test]
+fn packages_use_operations_as_converted_programs_do() {
+    let list = setup::root("tests/coreml/from_torch.txt");
+    let others = "fold-epsilon,linear-as-conv,multiples-of-16,slice-q=8:3";
+    let mut seen = Vec::new();
+    for (name, weights, names) in [
+        ("llama-3.2", PackageWeights::F16, "pow-to-mul,scale-norms,pad-cache,guard-values"),
+        ("qwen3", PackageWeights::F16, others),
+        ("gemma-2", PackageWeights::Int4(Some(32)), "none"),
+        ("../golden-2026/apertus", PackageWeights::Int8, "none"),
+        ("../golden-2026/nemotron", PackageWeights::F16, "none"),
+    ] {
+        let mut options = usual();
+        options.package.weights = weights;
+        options.package.rewrites = rewrites(names);
+        let dir = tempfile::tempdir().unwrap();
+        let package = export(&golden_dir(name), &dir.path().join("m.mlpackage"), &options).unwrap();
+        for line in said_by_coremltools("operations.py", &[list.clone(), package]) {
+            let known = OTHERWISE.iter().any(|(known, _)| *known == line);
+            assert!(known, "{name}: {line}");
+            seen.push(line);
+        }
+    }
+    let unseen = OTHERWISE.iter().find(|(line, _)| !seen.iter().any(|s| s == line));
+    assert_eq!(unseen, None, "it is no difference any more");
+}
