@@ -83,15 +83,10 @@ impl GraphWriter for MilWriter<'_> {
                 tables[1].push(sin as f32 * factor);
             }
         }
-        let ends = [[0, 0], [rows, half]].map(|add| self.ends(&[POSITION, ""], &add));
+        let begin = self.ends(&[POSITION, ""], &[0, 0]);
         let named = tables.map(|table| {
             let table = self.halves(&[positions, half], &table);
-            let args = [
-                ("x", Arg::Tensor(&table)),
-                ("begin", Arg::Tensor(&ends[0])),
-                ("end", Arg::Tensor(&ends[1])),
-            ];
-            self.op("slice_by_index", &args, MilType::halves([rows, half]))
+            self.sized(&table, &begin, &[rows, half])
         });
         let kept = self.kept.as_mut()?;
         kept.rotations.push((rope.clone(), named.clone()));
@@ -126,9 +121,15 @@ impl GraphWriter for MilWriter<'_> {
             return e.whole_product(of);
         }
         let weight = e.weight(of.weight, e.model.weights)?;
-        let bias = of.bias.map(|b| e.vector(b, 0.0)).transpose()?;
-        let inputs: Vec<&str> = [of.x, &weight].into_iter().chain(bias.as_deref()).collect();
-        Ok(e.model.verb(Verb::Linear, &inputs))
+        let bias = match of.bias {
+            Some(bias) => e.vector(bias, 0.0)?,
+            // Programs that coremltools writes always have one.
+            None => {
+                let rows = e.graph.weight(of.weight).rows;
+                e.model.floats(&[rows], &vec![0.0; rows])
+            }
+        };
+        Ok(e.model.verb(Verb::Linear, &[of.x, &weight, &bias]))
     }
 
     fn rows_of_table(
@@ -228,18 +229,8 @@ impl Emitter<'_, MilWriter<'_>> {
                     let seen = self.model.joined(&[&cached, &new], 1);
                     // The last positions up to the last row that holds a token stay.
                     let last = if rows == 1 { "" } else { LAST_ROW };
-                    let args = [
-                        ("x", Arg::Tensor(&seen)),
-                        ("begin", Arg::Tensor(&self.model.ends(&["", last, ""], &[0, 1, 0]))),
-                        (
-                            "end",
-                            Arg::Tensor(
-                                &self.model.ends(&["", last, ""], &[heads, positions + 1, dim]),
-                            ),
-                        ),
-                    ];
-                    let of = MilType::halves([heads, positions, dim]);
-                    let stays = self.model.op("slice_by_index", &args, of);
+                    let begin = self.model.ends(&["", last, ""], &[0, 1, 0]);
+                    let stays = self.model.sized(&seen, &begin, &[heads, positions, dim]);
                     let stays = self.reshape(&stays, &[1, heads, positions, dim]);
                     self.model.update((which, window), &stays, layer, "");
                     Some(seen)

@@ -328,6 +328,13 @@ impl<'a> MilWriter<'a> {
         name
     }
 
+    /// So many of each dimension, from a tensor's numbers on.
+    pub fn sized(&mut self, x: &str, begin: &str, size: &[usize]) -> String {
+        let sizes = Arg::Ints(size.iter().map(|n| *n as i64).collect());
+        let args = [("x", Arg::Tensor(x)), ("begin", Arg::Tensor(begin)), ("size", sizes)];
+        self.op("slice_by_size", &args, MilType { dims: size.to_vec(), ..self.type_of(x) })
+    }
+
     /// Some of each dimension, without the first if it is one.
     pub fn part(&mut self, x: &str, begin: &[usize], end: &[usize], squeeze: bool) -> String {
         let ints = |list: &[usize]| Arg::Ints(list.iter().map(|n| *n as i64).collect());

@@ -202,6 +202,30 @@ pub fn slice_by_index(call: &Call) -> Result<Made, String> {
     })
 }
 
+/// So many places of each axis, from a beginning on.
+pub fn slice_by_size(call: &Call) -> Result<Made, String> {
+    let (x, begin) = (call.need("x")?, call.need("begin")?);
+    let (of, size) = (x.typed.shape.clone(), call.ints("size")?.ok_or("`size` is not known")?);
+    let shape = size.iter().map(|n| usize::try_from(*n).map_err(|_| "a size is below zero"));
+    let shape: Vec<usize> = shape.collect::<Result<_, _>>()?;
+    let typed = Typed::new(x.typed.kind, shape.clone())?;
+    made(typed, &[x, begin], move |args| {
+        let mut region = Region::all(&of);
+        let begin = args[1].ints()?;
+        if begin.len() != of.len() || shape.len() != of.len() {
+            return Err(format!("a slice has {} of {} axes", begin.len(), of.len()));
+        }
+        for (i, from) in begin.iter().enumerate() {
+            if *from < 0 || *from as usize + shape[i] > of[i] {
+                return Err(format!("{} places from {from} are not in {}", shape[i], of[i]));
+            }
+            region.begin += region.steps[i] * *from as isize;
+        }
+        region.shape.clone_from(&shape);
+        Ok(region.copy(&args[0]))
+    })
+}
+
 /// A tensor with another slice; in place where nobody else holds it.
 pub fn slice_update(call: &Call) -> Result<Made, String> {
     let (x, update) = (call.need("x")?, call.need("update")?);

@@ -9,7 +9,7 @@ use super::{moves, products};
 /// makes it.
 type Operator = (&'static str, &'static str, fn(&Call) -> Result<Made, String>);
 
-static OPERATORS: [Operator; 22] = [
+static OPERATORS: [Operator; 23] = [
     ("cast", "x dtype", moves::cast),
     ("clip", "x alpha beta", clip),
     ("concat", "values axis interleave?", moves::concat),
@@ -28,6 +28,7 @@ static OPERATORS: [Operator; 22] = [
     ("rsqrt", "x epsilon?", rsqrt),
     ("select", "cond a b", moves::select),
     ("slice_by_index", SLICE, moves::slice_by_index),
+    ("slice_by_size", "x begin size", moves::slice_by_size),
     ("slice_update", UPDATE, moves::slice_update),
     ("softmax", "x axis?", softmax),
     ("squeeze", "x axes?", moves::squeeze),
