@@ -186,6 +186,18 @@ impl MilWriter<'_> {
     }
 }
 
+/// Where keys (0) or values (1) of a layer are kept, and the rows of the function.
+#[derive(Clone, Copy)]
+struct Place {
+    which: usize,
+    window: Option<usize>,
+    layer: usize,
+    rows: usize,
+    heads: usize,
+    positions: usize,
+    dim: usize,
+}
+
 impl Emitter<'_, MilWriter<'_>> {
     /// Keys (0) or values (1) of a layer with a window, `[heads, positions, dim]`, with those of the
     /// function's rows.
@@ -199,59 +211,73 @@ impl Emitter<'_, MilWriter<'_>> {
         let own = |kept: &mut Kept| {
             let (rows, stateful) = (kept.rows, kept.stateful);
             let layer = *kept.layers.get(&state)?;
-            let cache = kept.cache(window)?;
-            Some((rows, stateful, layer, cache.window, cache.positions))
+            let Cache { window, positions, .. } = *kept.cache(window)?;
+            Some((stateful, Place { which, window, layer, rows, heads, positions, dim }))
         };
         let own = self.model.kept.as_mut().and_then(own);
-        let Some((rows, stateful, layer, window, positions)) = own else {
+        let Some((stateful, place)) = own else {
             return Err(self.wrong("its state has no place in the package's".into()));
         };
-        let (from, to) = ([layer, 0, 0, 0], [layer + 1, heads, positions, dim]);
         let appends = |n: &&Node| matches!(n.op, Op::KvAppend(_)) && n.states.contains(&state);
         if let Some(append) = self.graph.nodes.iter().find(appends) {
             let new = self.tensor(append.inputs[0])?;
-            let new = self.reshape(&new, &[rows, heads, dim]);
+            let new = self.reshape(&new, &[place.rows, heads, dim]);
             let mut new = self.one(Verb::Transpose(&[1, 0, 2]), &new);
-            if which == 1 && rows > 1 && self.options.rewrites.has(Rewrite::GuardValues) {
+            if which == 1 && place.rows > 1 && self.options.rewrites.has(Rewrite::GuardValues) {
                 let tiny = self.model.floats(&[1], &[f32::MIN_POSITIVE]);
                 new = self.two(Verb::Add, &new, &tiny);
             }
-            let fresh = match (stateful, window) {
-                (false, _) => Some(self.reshape(&new, &[1, heads, rows, dim])),
-                (true, None) => {
-                    let new = self.reshape(&new, &[1, heads, rows, dim]);
-                    self.model.update((which, window), &new, layer, POSITION);
-                    None
-                }
-                (true, Some(_)) => {
-                    let cached = self.model.state(which, window);
-                    let cached = self.model.part(&cached, &from, &to, true);
-                    let seen = self.model.joined(&[&cached, &new], 1);
-                    // The last positions up to the last row that holds a token stay.
-                    let last = if rows == 1 { "" } else { LAST_ROW };
-                    let begin = self.model.ends(&["", last, ""], &[0, 1, 0]);
-                    let stays = self.model.sized(&seen, &begin, &[heads, positions, dim]);
-                    let stays = self.reshape(&stays, &[1, heads, positions, dim]);
-                    self.model.update((which, window), &stays, layer, "");
-                    Some(seen)
+            let fresh = match place.window {
+                Some(_) if stateful => Some(self.shifted(place, &new)),
+                _ => {
+                    let new = self.reshape(&new, &[1, heads, place.rows, dim]);
+                    if stateful {
+                        self.model.update((which, place.window), &new, place.layer, POSITION);
+                    }
+                    Some(new).filter(|_| !stateful)
                 }
             };
             let own = self.model.kept.as_mut().and_then(|kept| kept.cache(window));
-            own.into_iter().for_each(|own| own.fresh[which][layer].clone_from(&fresh));
+            own.into_iter().for_each(|own| own.fresh[which][place.layer].clone_from(&fresh));
         }
         let own = self.model.kept.as_mut().and_then(|kept| kept.cache(window));
-        let fresh = own.and_then(|own| own.fresh[which][layer].clone());
-        if let (true, Some(seen)) = (stateful, &fresh) {
-            return Ok(seen.clone());
+        let fresh = own.and_then(|own| own.fresh[which][place.layer].clone());
+        match fresh {
+            Some(seen) if stateful => Ok(seen),
+            Some(new) => {
+                let cached = self.of_layer(place, &cache_name(which, place.window));
+                let new = self.reshape(&new, &[heads, place.rows, dim]);
+                Ok(self.model.joined(&[&cached, &new], 1))
+            }
+            None => {
+                let cache = match stateful {
+                    true => self.model.state(which, place.window),
+                    false => cache_name(which, place.window),
+                };
+                Ok(self.of_layer(place, &cache))
+            }
         }
-        let cache = match stateful {
-            true => self.model.state(which, window),
-            false => cache_name(which, window),
-        };
-        let cached = self.model.part(&cache, &from, &to, true);
-        let Some(new) = fresh else { return Ok(cached) };
-        let new = self.reshape(&new, &[heads, rows, dim]);
-        Ok(self.model.joined(&[&cached, &new], 1))
+    }
+
+    /// A layer's part of its cache.
+    fn of_layer(&mut self, of: Place, cache: &str) -> String {
+        let to = [of.layer + 1, of.heads, of.positions, of.dim];
+        self.model.part(cache, &[of.layer, 0, 0, 0], &to, true)
+    }
+
+    /// What a layer with a window sees: its state and new rows, of which the state keeps the last ones
+    /// up to the last row that holds a token.
+    fn shifted(&mut self, of: Place, new: &str) -> String {
+        let Place { which, window, layer, rows, heads, positions, dim } = of;
+        let state = self.model.state(which, window);
+        let cached = self.of_layer(of, &state);
+        let seen = self.model.joined(&[&cached, new], 1);
+        let last = if rows == 1 { "" } else { LAST_ROW };
+        let begin = self.model.ends(&["", last, ""], &[0, 1, 0]);
+        let stays = self.model.sized(&seen, &begin, &[heads, positions, dim]);
+        let stays = self.reshape(&stays, &[1, heads, positions, dim]);
+        self.model.update((which, window), &stays, layer, "");
+        seen
     }
 
     /// A weight `[rows, cols]` as a constant, which is stored once.
