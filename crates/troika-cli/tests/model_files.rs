@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use common::{copy_files, edit_json, ends, fails, in_root, root, said, stdout, troika};
+use common::{copy_files, edit_json, ends, fails, in_root, json, root, said, stdout, troika};
 
 /// A copy of a test model with changed fields in its JSON files.
 fn copied(name: &str, file: &str, changes: &[(&str, Value)]) -> TempDir {
@@ -210,4 +210,54 @@ fn numbers_that_files_hold_are_checked() {
         let out = troika(&["show", &dir.path().display().to_string()]);
         fails(&out, &[says]);
     }
+}
+
+/// What `troika export` writes, and what it refuses in a line.
+#[test]
+fn models_are_exported_to_core_ml() {
+    let dir = tempfile::tempdir().unwrap();
+    let export = |model: &str, out: &str, flags: &[&str]| {
+        let out = dir.path().join(out).display().to_string();
+        let model = in_root(&format!("tests/golden/{model}"));
+        troika(&[&["export", &model, "--coreml", "-o", &out][..], flags].concat())
+    };
+    let functions = |out: &std::process::Output| -> Vec<String> {
+        let json = json(out);
+        let all = json["functions"].as_array().unwrap().iter();
+        all.map(|f| f["function"].as_str().unwrap().to_string()).collect()
+    };
+    // A short context shortens the usual prompt.
+    let dense = export("qwen3", "dense.mlpackage", &["-c", "64", "--json"]);
+    assert_eq!(functions(&dense), ["prefill_64", "decode"]);
+    assert!(dir.path().join("dense.mlpackage/Manifest.json").exists());
+    let lengths = ["--prefill", "16,8,16", "-c", "32", "--json", "--state", "stateless"];
+    let dense = export("llama-3.2", "lengths.mlpackage", &lengths);
+    assert_eq!(functions(&dense), ["prefill_8", "prefill_16", "decode"]);
+    let moe = export("mixtral", "moe.mlpackage", &["-c", "32", "--prefill", "8", "--json"]);
+    ends(&moe, 0, &["routers and experts are left to another device"]);
+    let parts = functions(&moe);
+    assert!(parts.contains(&"part_1_prefill_8".into()) && parts.len() % 2 == 0, "{parts:?}");
+    let groups = ["-c", "32", "--prefill", "8", "--json", "--expert-groups", "2:4"];
+    let moe = functions(&export("mixtral", "groups.mlpackage", &groups));
+    assert!(moe.contains(&"experts_0_0".into()) && moe.contains(&"experts_1_2".into()), "{moe:?}");
+    for (model, flags, words) in [
+        ("qwen3", &["-c", "300"][..], "-c 300: the model has 256 positions"),
+        ("qwen3", &["-c", "32", "--prefill", "33"], "--prefill 33: the caches have 32 positions"),
+        ("qwen3", &["--expert-groups", "2:4"], "--expert-groups: the model has no experts"),
+        ("../golden-2026/lfm2", &[], "its state is no cache of positions"),
+        ("none", &[], "no such file or folder"),
+    ] {
+        let refused = export(model, "refused.mlpackage", flags);
+        fails(&refused, &[words]);
+    }
+    fails(&export("qwen3", "dense.mlpackage", &["-c", "64"]), &["exists; give another name"]);
+    fails(&export("qwen3", "a", &["--expert-groups", "2"]), &["it is EXPERTS:ROWS, as in 8:64"]);
+    fails(&export("qwen3", "a", &["--weights", "int5"]), &["int4-64"]);
+    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap()).collect();
+    assert_eq!(names.len(), 4, "{names:?}");
+    let out = dir.path().join("shape.mlpackage").display().to_string();
+    let shape = ["export", "--synthetic", "qwen3-moe-tiny", "--coreml", "-o", &out, "--json"];
+    let small =
+        [&shape[..], &["-c", "64", "--expert-groups", "8:16", "--weights", "int4"]].concat();
+    assert!(functions(&troika(&small)).contains(&"experts_3_8".into()));
 }

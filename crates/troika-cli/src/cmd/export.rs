@@ -32,6 +32,10 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
             (spec, store)
         }
     };
+    let has_experts = spec.layers.iter().any(|layer| layer.moe().is_some());
+    if args.expert_groups.is_some() && !has_experts {
+        return Err(CliError::Usage("--expert-groups: the model has no experts".into()));
+    }
     let (functions, positions) = functions(args, spec.context)?;
     let options = CoreMlOptions {
         head_inside: args.head == "inside",
@@ -44,6 +48,10 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
             rewrites: rewrites(args),
         },
     };
+    let left = has_experts && args.expert_groups.is_none();
+    output::warn(left.then_some(
+        "routers and experts are left to another device; --expert-groups writes experts, too",
+    ));
     let package = export_core_ml(&spec, &store, &args.out, &options)?;
     let seconds = start.elapsed().as_secs_f64();
     #[cfg(target_os = "macos")]
