@@ -243,10 +243,11 @@ impl Device for CoreMlDevice {
         let (mut functions, mut on) = (0, (request.report_progress)(0));
         let mut models = Vec::new();
         for (i, graph) in request.graphs.iter().enumerate() {
-            models.push(match on {
-                true => self.write(graph, request.weights, &mut files, &mut functions),
-                false => Err(DeviceError::Cancelled),
-            });
+            if !on {
+                // Nothing of it is compiled or kept.
+                return request.graphs.iter().map(|_| Err(DeviceError::Cancelled)).collect();
+            }
+            models.push(self.write(graph, request.weights, &mut files, &mut functions));
             on = (request.report_progress)(i + 1);
         }
         let folder = match files.finish(&BTreeMap::new()) {

@@ -208,6 +208,17 @@ fn what_cannot_be_written_is_refused() {
         let why = export_core_ml(&spec, &store, &out, &options).unwrap_err().to_string();
         assert!(why.contains(says), "{why}");
     }
+    // The table that rows are looked up in is halves, whatever products have.
+    let config = troika::model::presets::config("llama-3-8b").unwrap();
+    let spec = troika::model::families::from_config(&config).unwrap().spec;
+    let store = WeightStore::synthetic_lazy(&spec, DType::BF16, 0, Quant::None);
+    let mut options = usual();
+    options.package.weights = PackageWeights::Int4(None);
+    let why = export_core_ml(&spec, &store, &out, &options).unwrap_err().to_string();
+    assert!(
+        why.contains("its weights are 4.8 GB, and a package's file takes 4.3; a smaller"),
+        "{why}"
+    );
     let recurrent = setup::root("tests/golden-2026/lfm2");
     let why = export(&recurrent, &out, &usual()).unwrap_err().to_string();
     assert!(why.contains("its state is no cache of positions"), "{why}");

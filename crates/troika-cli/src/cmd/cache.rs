@@ -39,7 +39,8 @@ fn contents(file: &CacheFile) -> (String, String) {
         CacheKind::Packed => file.index().map(|index| (index.model, index.types)),
         CacheKind::Hash => file.hashed().map(|path| alone(path.display().to_string())),
         // They may be gigabytes: `verify` reads them.
-        CacheKind::Graph | CacheKind::Package => Ok(alone("compiled for an NPU".into())),
+        CacheKind::Graph => Ok(alone("compiled for an NPU".into())),
+        CacheKind::Package => Ok(alone("compiled by Core ML".into())),
         CacheKind::Device => Ok(alone("kernels of a GPU".into())),
         CacheKind::Profile => troika_lab::kept_profile(&file.path)
             .map(|(of, whole)| (of, if whole { "complete" } else { "begun" }.into())),

@@ -45,6 +45,7 @@ pub(super) fn delegation(function: &Function) -> Vec<Delegation> {
             "linear" if last >= HEAD_ROWS => ("cpu", "a head: too many columns for the ANE"),
             _ if element == DataType::I32 as i32 => ("cpu", "whole numbers"),
             "cast" => ("cpu", "converts between the host's floats and halves"),
+            _ if element == DataType::F32 as i32 => ("cpu", "the host's floats"),
             "read_state" | "write_state" => ("ane", "state"),
             _ => ("ane", "halves of fixed shape"),
         };

@@ -326,8 +326,15 @@ fn checked(model: &PackageModel, options: &PackageOptions) -> Result<Shapes, Pac
                 ));
             }
         }
-        let news = graph.weights.iter().filter(|w| seen.insert((w.name.clone(), w.slice)));
-        bytes += news.map(|w| options.weights.bytes(w)).sum::<u64>();
+        for (i, w) in graph.weights.iter().enumerate() {
+            // Tables are halves for looking rows up, beside the head's numbers.
+            let is_table = |op: &Op| matches!(op, Op::Embed { table, .. } if table.0 as usize == i);
+            let halves = graph.nodes.iter().any(|n| is_table(&n.op));
+            let stored = if halves { PackageWeights::F16 } else { options.weights };
+            if seen.insert((w.name.clone(), w.slice, stored.form(w.dtype, w.cols))) {
+                bytes += stored.bytes(w);
+            }
+        }
     }
     if bytes > MOST_BYTES {
         let advice = match options.weights {

@@ -188,7 +188,8 @@ impl CacheFolder {
             std::fs::rename(made, &place)?;
         }
         touch(&place);
-        self.shrink(self.most, Some(&place))?;
+        // It is there, also if others cannot be removed.
+        let _ = self.shrink(self.most, Some(&place));
         Ok(place)
     }
 
@@ -400,15 +401,25 @@ fn is_named(name: &str, kind: CacheKind) -> bool {
 }
 
 fn remove(path: &Path) -> Result<()> {
-    let is_folder = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
-    let removed =
-        if is_folder { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    let removed = match path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+        true => remove_package(path),
+        false => std::fs::remove_file(path),
+    };
     match removed {
         Err(e) if e.kind() != ErrorKind::NotFound => {
             Err(std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))
         }
         _ => Ok(()),
     }
+}
+
+/// Removes a package. If that is interrupted, no package of its name is left, but one that is begun.
+fn remove_package(path: &Path) -> Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let begun = path.with_file_name(format!("{BEGUN}{name}"));
+    let _ = std::fs::remove_dir_all(&begun);
+    std::fs::rename(path, &begun)?;
+    std::fs::remove_dir_all(begun)
 }
 
 #[cfg(test)]

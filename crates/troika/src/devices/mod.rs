@@ -556,7 +556,8 @@ impl troika_npu::GraphCache for KeptOfDevices {
     }
 
     fn keep_package(&self, key: &troika_npu::GraphKey, made: &Path) -> Option<PathBuf> {
-        self.folder.keep_package(&key.0, made).ok()
+        let kept = self.folder.keep_package(&key.0, made);
+        kept.inspect_err(|e| self.notes.add(format!("no package is kept: {e}"))).ok()
     }
 }
 

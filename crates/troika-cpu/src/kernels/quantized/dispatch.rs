@@ -1,4 +1,4 @@
-//! Runs work with packed weights and floats on the registers of an instruction set.
+//! Runs work with packed weights on the registers of an instruction set.
 
 use std::marker::PhantomData;
 

@@ -16,8 +16,8 @@ use crate::runtime::prefetch;
 /// Bytes before those in use that are asked for: about the latency of memory.
 const PREFETCH_DISTANCE: usize = 4096;
 
-/// The product of one activation row with some weight rows. Where it runs, the pointers are valid
-/// for what they say, and nobody else accesses the results meanwhile.
+/// The product of one activation row with some weight rows. Who runs it promises that the pointers
+/// are valid for what they say, and that nobody else accesses the results meanwhile.
 #[derive(Clone)]
 pub(crate) struct OneRow<'a> {
     pub weight: PackedView<'a>,
@@ -102,8 +102,8 @@ impl OneRow<'_> {
 }
 
 /// Weights of a panel as floats, for several activation rows: those of column `k` of the groups at
-/// `to[k * width..]`. Where it runs, the weight has the panel and the groups, and `to` has room for
-/// their columns.
+/// `to[k * width..]`. Who runs it promises that the weight has the panel and the groups, and `to`
+/// room for their columns.
 pub(crate) struct Unpack<'a> {
     pub weight: PackedView<'a>,
     /// Panel of the weight.
