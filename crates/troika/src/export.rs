@@ -150,7 +150,7 @@ fn expert_functions(
             ..PackageStretch::default()
         })
     };
-    all.chunks(of.experts).map(group).collect()
+    all.chunks(of.experts.max(1)).map(group).collect()
 }
 
 /// The values between parts. Groups of experts get theirs.
