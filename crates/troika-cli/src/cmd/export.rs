@@ -3,12 +3,13 @@
 use std::time::Instant;
 
 use serde_json::json;
+use troika::model::spec::ModelSpec;
 #[cfg(target_os = "macos")]
 use troika::npu::mil::{AppleCoreMl, Package};
 use troika::npu::mil::{Delegation, PackageOptions};
 use troika::npu::{Rewrite, Rewrites};
-use troika::weights::BindOptions;
-use troika::{BoundModel, CoreMlOptions, Described, OpenOptions, describe, export_core_ml};
+use troika::weights::{BindOptions, WeightStore};
+use troika::{CoreMlOptions, OpenOptions, describe, export_core_ml};
 use troika_lab::Subject;
 
 use crate::error::CliError;
@@ -22,16 +23,7 @@ const USUAL_ROWS: usize = 512;
 pub fn run(args: &ExportArgs) -> Result<(), CliError> {
     let subject = resolve::subject(&args.subject)?;
     let start = Instant::now();
-    let (spec, store) = match &subject {
-        Subject::Files(source) => {
-            let Described { spec, store, .. } = describe(source, BindOptions::default())?;
-            (spec, store)
-        }
-        Subject::Synthetic(_) => {
-            let BoundModel { spec, store, .. } = subject.bind(&OpenOptions::default(), false)?;
-            (spec, store)
-        }
-    };
+    let (spec, store) = bound(&subject)?;
     let has_experts = spec.layers.iter().any(|layer| layer.moe().is_some());
     if args.expert_groups.is_some() && !has_experts {
         return Err(CliError::Usage("--expert-groups: the model has no experts".into()));
@@ -86,6 +78,18 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
         package.program_bytes as f64 / 1e6,
     ));
     output::write(&text)
+}
+
+/// What the model is, and its weights. Those of a shape are made when they are read.
+fn bound(subject: &Subject) -> Result<(ModelSpec, WeightStore), CliError> {
+    Ok(match subject {
+        Subject::Files(source) => {
+            describe(source, BindOptions::default()).map(|of| (of.spec, of.store))?
+        }
+        Subject::Synthetic(_) => {
+            subject.bind(&OpenOptions::default(), false).map(|of| (of.spec, of.store))?
+        }
+    })
 }
 
 /// Asks Core ML which units it takes; if that fails, with a warning.

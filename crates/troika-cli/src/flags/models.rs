@@ -58,7 +58,7 @@ pub struct CacheArgs {
 pub enum CacheVerb {
     /// List what is kept, what was used last first
     Ls,
-    /// Read all that is kept and check its hashes; exit code 1 if anything is damaged
+    /// Read all that is kept but packages, and check its hashes; exit code 1 if anything is damaged
     Verify,
     /// Remove what no start will use, then what was used longest ago until the rest fits
     Prune {

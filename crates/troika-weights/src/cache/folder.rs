@@ -75,7 +75,7 @@ impl CacheFile {
         Record::read(&self.path).map(|r| r.path)
     }
 
-    /// Reads the file and checks all its hashes.
+    /// Reads the file and checks all its hashes. Packages have none.
     ///
     /// # Errors
     /// What is wrong with it.
