@@ -9,19 +9,25 @@ use crate::devices::npu::mil::{
 use crate::error::Error;
 use troika_engine::EngineError;
 use troika_graph::partition::expert_group;
-use troika_graph::{DType, Op};
+use troika_graph::{DType, Node, Op};
 use troika_model::lower::{EdgeId, LowerOptions, Lowered, Segment, SegmentKind, lower};
 use troika_model::spec::ModelSpec;
+use troika_plan::{Phase, Plan, Split};
 use troika_program::ProgramError;
 use troika_weights::WeightStore;
 
 /// Experts that share a function, each with rows of its own (NPUMoE, section 4.2).
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertFunctions {
-    /// The most experts of a function.
-    pub experts: usize,
-    /// Rows of each.
-    pub capacity: usize,
+#[derive(Clone, Debug)]
+pub enum ExpertFunctions {
+    /// As they follow each other.
+    Even {
+        /// The most experts of a function.
+        experts: usize,
+        /// Rows of each.
+        capacity: usize,
+    },
+    /// As a plan groups them for prompts, of a calibration for example.
+    Planned(Box<Plan>),
 }
 
 /// How to export a model to Core ML.
@@ -36,7 +42,7 @@ pub struct CoreMlOptions {
     pub experts: Option<ExpertFunctions>,
 }
 
-/// Writes a model as a Core ML package, a new folder.
+/// Writes a model as a Core ML package, a new folder, as long as it may continue.
 ///
 /// # Errors
 /// A model that the package cannot hold, or files that cannot be read or written.
@@ -45,26 +51,33 @@ pub fn export_core_ml(
     store: &WeightStore,
     out: &Path,
     options: &CoreMlOptions,
+    may_continue: &dyn Fn() -> bool,
 ) -> Result<Package, Error> {
     let package = &options.package;
     let rows = package.functions.iter().map(|(_, rows)| *rows).max().unwrap_or(1);
     let with = LowerOptions { max_rows: rows, max_kv: package.positions, kv_dtype: DType::F16 };
     let lowered = lower(spec, &|key| store.shape(key), with).map_err(EngineError::from)?;
-    let about = BTreeMap::from([
+    let mut about = BTreeMap::from([
         ("model".to_string(), spec.family.to_string()),
         ("positions".to_string(), package.rewrites.padded(package.positions).to_string()),
         ("weights".to_string(), package.weights.name()),
         ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
     ]);
     let mut stretches = stretches(&lowered, options);
-    if let Some(of) = options.experts {
+    if let Some(of) = &options.experts {
         for segment in lowered.segments.iter().filter(|s| s.kind == SegmentKind::Experts) {
-            stretches.extend(expert_functions(segment, of)?);
+            for (number, (experts, capacity)) in groups(segment, of).into_iter().enumerate() {
+                let stretch = expert_function(segment, number, &experts, capacity)?;
+                let experts: Vec<String> = experts.iter().map(usize::to_string).collect();
+                let of = format!("experts {}, {capacity} rows each", experts.join(","));
+                about.insert(stretch.name.clone(), of);
+                stretches.push(stretch);
+            }
         }
     }
     let values = values(&lowered, &mut stretches);
     let model = PackageModel { stretches, values, about };
-    Ok(write_package(out, &model, store, package)?)
+    Ok(write_package(out, &model, store, package, may_continue)?)
 }
 
 /// The segments between routers as parts of functions.
@@ -74,6 +87,13 @@ fn stretches(lowered: &Lowered, options: &CoreMlOptions) -> Vec<PackageStretch> 
     };
     let is_outside = |s: &Segment| matches!(s.kind, SegmentKind::Router | SegmentKind::Experts);
     let segments: Vec<&Segment> = lowered.segments.iter().filter(inside).collect();
+    let attentions = lowered.segments.iter().flat_map(|s| &s.graph.nodes);
+    let shapes = attentions.filter_map(|node| match &node.op {
+        Op::Attention(a) => Some((a.kv_heads, a.k_dim, a.v_dim)),
+        _ => None,
+    });
+    // Layers with a window have a cache of their own also where they keep other shapes.
+    let unlike = shapes.collect::<BTreeSet<_>>().len() > 1;
     let runs = segments.chunk_by(|a, b| is_outside(a) == is_outside(b));
     let runs: Vec<_> = runs.filter(|run| !is_outside(run[0])).collect();
     let named = |(i, run): (usize, &&[&Segment])| {
@@ -90,7 +110,8 @@ fn stretches(lowered: &Lowered, options: &CoreMlOptions) -> Vec<PackageStretch> 
                 let of = node.states.iter().filter_map(|id| Some(segment.states[state(id)?]));
                 let of: Vec<_> = of.collect();
                 if of.first().is_some_and(|keys| !layers.contains_key(keys)) {
-                    let cache = options.package.cache_of(attention.window);
+                    let own = unlike || options.package.is_shorter(attention.window);
+                    let cache = attention.window.filter(|_| own);
                     let count = stretch.layers.entry(cache).or_default();
                     layers.extend(of.iter().map(|state| (*state, *count)));
                     *count += 1;
@@ -120,37 +141,47 @@ fn stretches(lowered: &Lowered, options: &CoreMlOptions) -> Vec<PackageStretch> 
     runs.iter().enumerate().map(named).collect()
 }
 
-/// A layer's experts in groups, each a stretch of its own.
+/// A layer's groups: experts with the rows of each.
+fn groups(segment: &Segment, of: &ExpertFunctions) -> Vec<(Vec<usize>, usize)> {
+    match of {
+        ExpertFunctions::Even { experts, capacity } => {
+            let count = |node: &Node| match &node.op {
+                Op::Experts(experts) => Some(experts.gate.len()),
+                _ => None,
+            };
+            let all: Vec<usize> =
+                (0..segment.graph.nodes.iter().find_map(count).unwrap_or(0)).collect();
+            all.chunks((*experts).max(1)).map(|group| (group.to_vec(), *capacity)).collect()
+        }
+        ExpertFunctions::Planned(plan) => {
+            let rule = plan.rule(Phase::Prefill, segment.kind, segment.layer);
+            let Some(Split::Experts(split)) = rule.and_then(|r| r.split.as_ref()) else {
+                return Vec::new();
+            };
+            split.groups.iter().map(|g| (g.experts.clone(), g.capacity)).collect()
+        }
+    }
+}
+
+/// A group of a layer's experts as a stretch of its own.
 ///
 /// # Errors
-/// A malformed graph.
-fn expert_functions(
+/// Experts that the layer does not have.
+fn expert_function(
     segment: &Segment,
-    of: ExpertFunctions,
-) -> Result<Vec<PackageStretch>, EngineError> {
-    let experts = segment.graph.nodes.iter().find_map(|node| match &node.op {
-        Op::Experts(experts) => Some(experts.gate.len()),
-        _ => None,
-    });
-    let all: Vec<usize> = (0..experts.unwrap_or(0)).collect();
-    let group = |group: &[usize]| {
-        let graph = expert_group(&segment.graph, group, of.capacity).map_err(ProgramError::from)?;
-        let (layer, first) = (segment.layer.unwrap_or(0), group[0]);
-        let part = PackagePart {
-            graph,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            layers: Vec::new(),
-            of_last_row: false,
-        };
-        Ok(PackageStretch {
-            name: format!("experts_{layer}_{first}"),
-            parts: vec![part],
-            rows: Some(group.len() * of.capacity),
-            ..PackageStretch::default()
-        })
-    };
-    all.chunks(of.experts.max(1)).map(group).collect()
+    number: usize,
+    experts: &[usize],
+    capacity: usize,
+) -> Result<PackageStretch, EngineError> {
+    let graph = expert_group(&segment.graph, experts, capacity).map_err(ProgramError::from)?;
+    let (inputs, outputs, layers) = (Vec::new(), Vec::new(), Vec::new());
+    let part = PackagePart { graph, inputs, outputs, layers, of_last_row: false };
+    Ok(PackageStretch {
+        name: format!("experts_{}_{number}", segment.layer.unwrap_or(0)),
+        parts: vec![part],
+        rows: Some(experts.len() * capacity),
+        ..PackageStretch::default()
+    })
 }
 
 /// The values between parts. Groups of experts get theirs.

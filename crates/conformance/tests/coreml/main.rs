@@ -24,6 +24,7 @@ use troika::plan::{Dispatch, ExpertGroupPlan, ExpertSplit, Overflow, Plan, Rule,
 use troika::weights::{CacheFile, CacheFolder, CacheKind, Quant, WeightStore};
 use troika::{
     CoreMlOptions, Described, Error, ExpertFunctions, Model, OpenOptions, describe, export_core_ml,
+    make_plan,
 };
 
 use host::{Host, Values};
@@ -56,7 +57,7 @@ fn usual() -> CoreMlOptions {
 
 fn export(model: &Path, out: &Path, options: &CoreMlOptions) -> Result<PathBuf, Error> {
     let described = describe(model, troika::weights::BindOptions::default())?;
-    export_core_ml(&described.spec, &described.store, out, options)?;
+    export_core_ml(&described.spec, &described.store, out, options, &|| true)?;
     Ok(out.to_path_buf())
 }
 
@@ -157,6 +158,85 @@ fn weights_of_fewer_bits_are_near_and_those_stored_are_exact() {
     assert!(far <= 0.002 * most, "{far} of {most}");
 }
 
+/// Experts in the groups of a plan, which the package names.
+#[test]
+fn groups_of_a_plan_are_functions() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), golden_dir("qwen3-moe"));
+    let options = OpenOptions { devices: setup::on(&["cpu"]), ..OpenOptions::default() };
+    let mut plan = make_plan(&model, &options).unwrap().plan;
+    let groups = [(vec![5, 1], 8), (vec![2], 16)];
+    let groups = groups.map(|(experts, rows)| ExpertGroupPlan::new("cpu", experts, rows)).into();
+    let (overflow, dispatch, expected) = (Overflow::Cpu, Dispatch::PerChunk, Vec::new());
+    let split = ExpertSplit { groups, overflow, dispatch, expected };
+    plan.prefill.rules[0].split = Some(Split::Experts(split));
+    let mut options = usual();
+    options.experts = Some(ExpertFunctions::Planned(Box::new(plan)));
+    let package = export(&model, &dir.path().join("m.mlpackage"), &options).unwrap();
+    let about = host::described(&package).description.unwrap().metadata.unwrap().user_defined;
+    assert_eq!(about["experts_2_0"], "experts 5,1, 8 rows each");
+    assert_eq!(about["experts_2_1"], "experts 2, 16 rows each");
+    let mut rows = vec![f16::ZERO; 16 * 80];
+    rows.iter_mut().enumerate().for_each(|(i, v)| *v = f16::from_f32((i % 7) as f32 - 3.0));
+    let run = |name: &str, rows: &[f16]| {
+        let mut made = vec![f16::ZERO; rows.len()];
+        let inputs = [("packed_rows", bytemuck::cast_slice(rows))];
+        let outputs = &mut [("expert_rows", bytemuck::cast_slice_mut(&mut made))];
+        let mut function = Interpreter.open(&package, name).unwrap();
+        function.predict(&inputs, None, outputs).unwrap();
+        made
+    };
+    // The second half of the first group is expert 1, not 2.
+    let (both, other) = (run("experts_0_0", &rows), run("experts_0_1", &rows));
+    assert!(both[8 * 80..] != other[8 * 80..] && both.iter().any(|v| v.to_f32().abs() > 0.01));
+}
+
+/// A number that halves do not hold, and what somebody ends, leave nothing behind.
+#[test]
+fn damaged_weights_and_ended_exports_write_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, out) = (dir.path().join("model"), dir.path().join("m.mlpackage"));
+    std::fs::create_dir(&model).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden_dir("llama-3.2").join(file), model.join(file)).unwrap();
+    }
+    let good = std::fs::read(model.join("model.safetensors")).unwrap();
+    let entries = troika::weights::parse_safetensors(&good, good.len()).unwrap();
+    for name in ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"] {
+        for wrong in [f32::NAN, f32::INFINITY, 1e30] {
+            let mut bytes = good.clone();
+            let at = entries[name].range.start + 8;
+            bytes[at..at + 4].copy_from_slice(&wrong.to_le_bytes());
+            std::fs::write(model.join("model.safetensors"), bytes).unwrap();
+            for weights in [PackageWeights::F16, PackageWeights::Int4(None)] {
+                let mut options = usual();
+                options.package.weights = weights;
+                let made = export(&model, &out, &options);
+                if wrong == 1e30 && name.contains("norm") {
+                    continue;
+                }
+                let why = made.unwrap_err().to_string();
+                assert!(why.contains(" has ") && why.contains("damaged"), "{why}");
+            }
+        }
+    }
+    let described = describe(&golden_dir("qwen3"), troika::weights::BindOptions::default());
+    let Described { spec, store, .. } = described.unwrap();
+    // A folder that nobody writes to any more, and one that somebody does.
+    for name in [".coreml-left", ".coreml-used"] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    std::fs::File::create(dir.path().join(".coreml-left/lock")).unwrap();
+    let used = std::fs::File::create(dir.path().join(".coreml-used/lock")).unwrap();
+    used.lock().unwrap();
+    let other = dir.path().join("other.mlpackage");
+    let ended = export_core_ml(&spec, &store, &other, &usual(), &|| false).unwrap_err();
+    assert!(ended.to_string().contains("cancelled"), "{ended}");
+    assert!(!other.exists() && !dir.path().join(".coreml-left").exists());
+    let begun = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
+    let begun: Vec<_> = begun.filter(|n| n.to_string_lossy().starts_with(".coreml-")).collect();
+    assert_eq!(begun, [".coreml-used"]);
+}
+
 /// The caches of layers with windows hold no more positions than these see.
 #[test]
 fn windows_have_caches_of_their_own() {
@@ -173,6 +253,16 @@ fn windows_have_caches_of_their_own() {
         let of_window = ["key_cache", "value_cache"].map(|name| (format!("{name}_window_8"), 8));
         assert_eq!(caches, [expected, of_window].concat());
     }
+    // Where layers keep other shapes, also windows that hold all positions.
+    for name in ["gemma-4-moe", "mimo-v2-flash"] {
+        let mut options = usual();
+        options.package.positions = 16;
+        let out = dir.path().join(format!("{name}.mlpackage"));
+        let package = export(&setup::root("tests/golden-2026").join(name), &out, &options).unwrap();
+        let functions = host::described(&package).description.unwrap().functions;
+        let states: Vec<&str> = functions.iter().flat_map(|f| &f.state).map(|s| &*s.name).collect();
+        assert!(states.contains(&"key_cache_window_16"), "{name}: {states:?}");
+    }
 }
 
 /// Four functions have the weights of one.
@@ -184,7 +274,7 @@ fn weights_are_there_once() {
         options.package.functions = functions.iter().map(|(n, r)| ((*n).into(), *r)).collect();
         let described = describe(&golden_dir("qwen3"), troika::weights::BindOptions::default());
         let Described { spec, store, .. } = described.unwrap();
-        let package = export_core_ml(&spec, &store, &dir.path().join(name), &options);
+        let package = export_core_ml(&spec, &store, &dir.path().join(name), &options, &|| true);
         package.unwrap().weight_bytes as f64
     };
     let one = bytes(&[("decode", 1)], "one.mlpackage");
@@ -202,10 +292,10 @@ fn what_cannot_be_written_is_refused() {
     let spec = troika::model::families::from_config(&config).unwrap().spec;
     let store = WeightStore::synthetic_lazy(&spec, DType::BF16, 0, Quant::None);
     let mut options = usual();
-    let large = "and a package's file takes 4.3; --weights int4";
+    let large = "and a package's file takes 4.3; leave experts to another device";
     for (experts, says) in [(16, "put fewer experts into a group"), (4, large)] {
-        options.experts = Some(ExpertFunctions { experts, capacity: 64 });
-        let why = export_core_ml(&spec, &store, &out, &options).unwrap_err().to_string();
+        options.experts = Some(ExpertFunctions::Even { experts, capacity: 64 });
+        let why = export_core_ml(&spec, &store, &out, &options, &|| true).unwrap_err().to_string();
         assert!(why.contains(says), "{why}");
     }
     // The table that rows are looked up in is halves, whatever products have.
@@ -214,11 +304,14 @@ fn what_cannot_be_written_is_refused() {
     let store = WeightStore::synthetic_lazy(&spec, DType::BF16, 0, Quant::None);
     let mut options = usual();
     options.package.weights = PackageWeights::Int4(None);
-    let why = export_core_ml(&spec, &store, &out, &options).unwrap_err().to_string();
+    let why = export_core_ml(&spec, &store, &out, &options, &|| true).unwrap_err().to_string();
     assert!(
         why.contains("its weights are 4.8 GB, and a package's file takes 4.3; a smaller"),
         "{why}"
     );
+    options.package.rewrites = rewrites("linear-as-conv");
+    let why = export(&golden_dir("qwen3"), &out, &options).unwrap_err().to_string();
+    assert!(why.starts_with("--weights int4: linear-as-conv"), "{why}");
     let recurrent = setup::root("tests/golden-2026/lfm2");
     let why = export(&recurrent, &out, &usual()).unwrap_err().to_string();
     assert!(why.contains("its state is no cache of positions"), "{why}");
@@ -374,7 +467,7 @@ fn experts_are_functions_of_a_package() {
     const ROWS: usize = 16;
     let dir = tempfile::tempdir().unwrap();
     let mut options = usual();
-    options.experts = Some(ExpertFunctions { experts: GROUP, capacity: ROWS });
+    options.experts = Some(ExpertFunctions::Even { experts: GROUP, capacity: ROWS });
     let package = export(&golden_dir("qwen3-moe"), &dir.path().join("m.mlpackage"), &options);
     let package = package.unwrap();
     let bytes = std::fs::read(golden_dir("qwen3-moe").join("model.safetensors")).unwrap();
@@ -386,7 +479,8 @@ fn experts_are_functions_of_a_package() {
         (0..4).map(|part| Host::of_part(&package, &format!("part_{part}_"))).collect();
     let mut groups: HashMap<(usize, usize), Box<dyn CoreMlFunction>> = HashMap::new();
     for (layer, first) in (0..3).flat_map(|l| (0..8).step_by(GROUP).map(move |f| (l, f))) {
-        let function = Interpreter.open(&package, &format!("experts_{layer}_{first}")).unwrap();
+        let function =
+            Interpreter.open(&package, &format!("experts_{layer}_{}", first / GROUP)).unwrap();
         groups.insert((layer, first), function);
     }
     let mut feed = |tokens: &[u32]| {

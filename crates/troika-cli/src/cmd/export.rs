@@ -1,19 +1,22 @@
 //! `troika export`.
 
+use std::path::Path;
 use std::time::Instant;
 
 use serde_json::json;
 use troika::model::spec::ModelSpec;
 #[cfg(target_os = "macos")]
-use troika::npu::mil::{AppleCoreMl, Package};
-use troika::npu::mil::{Delegation, PackageOptions};
+use troika::npu::mil::AppleCoreMl;
+use troika::npu::mil::{Delegation, Package, PackageOptions};
 use troika::npu::{Rewrite, Rewrites};
 use troika::weights::{BindOptions, WeightStore};
-use troika::{CoreMlOptions, OpenOptions, describe, export_core_ml};
+use troika::{CoreMlOptions, ExpertFunctions, OpenOptions, describe, export_core_ml};
 use troika_lab::Subject;
 
 use crate::error::CliError;
 use crate::flags::ExportArgs;
+use crate::flags::placement::read_plan;
+use crate::interrupt::Interrupt;
 use crate::{output, resolve};
 
 /// Rows of the function for prompts, unless others are given: as Yetter has them.
@@ -21,17 +24,27 @@ const USUAL_ROWS: usize = 512;
 
 /// Writes the package, and says which unit is expected to run what.
 pub fn run(args: &ExportArgs) -> Result<(), CliError> {
+    if args.out.extension() != Some("mlpackage".as_ref()) {
+        let why = format!("-o {}: the name of a package ends with .mlpackage", args.out.display());
+        return Err(CliError::Usage(why));
+    }
     let subject = resolve::subject(&args.subject)?;
     let start = Instant::now();
     let (spec, store) = bound(&subject)?;
     let has_experts = spec.layers.iter().any(|layer| layer.moe().is_some());
-    if args.expert_groups.is_some() && !has_experts {
-        return Err(CliError::Usage("--expert-groups: the model has no experts".into()));
+    let experts = match &args.plan {
+        Some(file) => Some(ExpertFunctions::Planned(Box::new(read_plan(file)?))),
+        None => args.expert_groups.clone(),
+    };
+    if experts.is_some() && !has_experts {
+        return Err(CliError::Usage(
+            "the model has no experts: --expert-groups and --plan group experts".into(),
+        ));
     }
     let (functions, positions) = functions(args, spec.context)?;
     let options = CoreMlOptions {
         head_inside: args.head == "inside",
-        experts: args.expert_groups,
+        experts,
         package: PackageOptions {
             functions,
             positions,
@@ -40,11 +53,17 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
             rewrites: rewrites(args),
         },
     };
-    let left = has_experts && args.expert_groups.is_none();
+    let left = has_experts && options.experts.is_none();
     output::warn(left.then_some(
         "routers and experts are left to another device; --expert-groups writes experts, too",
     ));
-    let package = export_core_ml(&spec, &store, &args.out, &options)?;
+    let interrupt = Interrupt::listen();
+    let may_continue = || !interrupt.pressed();
+    let package = export_core_ml(&spec, &store, &args.out, &options, &may_continue);
+    if interrupt.pressed() && package.is_err() {
+        return Err(CliError::Interrupted("no package was written: Ctrl-C ended it".into()));
+    }
+    let package = package?;
     let seconds = start.elapsed().as_secs_f64();
     #[cfg(target_os = "macos")]
     let package = delegated(package, &args.out);
@@ -59,6 +78,11 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
             "functions": units.collect::<Vec<_>>(),
         }));
     }
+    output::write(&table(&package, &args.out, seconds))
+}
+
+/// What was written, for people.
+fn table(package: &Package, out: &Path, seconds: f64) -> String {
     let asked = package.delegation.iter().flat_map(|f| &f.1).any(|d| !d.in_fact_on.is_empty());
     let (head, rule) = if asked { (" in fact on |", " --- |") } else { ("", "") };
     let mut text = format!(
@@ -73,11 +97,11 @@ pub fn run(args: &ExportArgs) -> Result<(), CliError> {
     }
     text.push_str(&format!(
         "\n{}: {:.1} MB of weights, {:.1} MB of program, in {seconds:.1} s\n",
-        args.out.display(),
+        out.display(),
         package.weight_bytes as f64 / 1e6,
         package.program_bytes as f64 / 1e6,
     ));
-    output::write(&text)
+    text
 }
 
 /// What the model is, and its weights. Those of a shape are made when they are read.
@@ -94,7 +118,7 @@ fn bound(subject: &Subject) -> Result<(ModelSpec, WeightStore), CliError> {
 
 /// Asks Core ML which units it takes; if that fails, with a warning.
 #[cfg(target_os = "macos")]
-fn delegated(mut package: Package, out: &std::path::Path) -> Package {
+fn delegated(mut package: Package, out: &Path) -> Package {
     let asked = AppleCoreMl::delegate(out, &mut package.delegation);
     output::warn(
         asked.err().map(|why| format!("Core ML does not say which units it takes: {why}")),

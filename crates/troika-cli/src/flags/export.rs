@@ -27,7 +27,7 @@ pub fn weights(text: &str) -> Result<PackageWeights, String> {
 pub fn expert_groups(text: &str) -> Result<ExpertFunctions, String> {
     let numbers = text.split_once(':').and_then(|(experts, rows)| {
         let one = |text: &str| text.parse().ok().filter(|n| (1..=1 << 20).contains(n));
-        Some(ExpertFunctions { experts: one(experts)?, capacity: one(rows)? })
+        Some(ExpertFunctions::Even { experts: one(experts)?, capacity: one(rows)? })
     });
     numbers.ok_or_else(|| "it is EXPERTS:ROWS, as in 8:64".into())
 }

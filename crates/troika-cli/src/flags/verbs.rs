@@ -520,13 +520,17 @@ pub struct ExportArgs {
     /// Write experts, too: functions of so many, each with ROWS rows [default: left to another device]
     #[arg(long, value_name = "EXPERTS:ROWS", value_parser = expert_groups)]
     pub expert_groups: Option<ExpertFunctions>,
+    /// Write experts as a plan of the strategy experts groups them for prompts
+    #[arg(long, value_name = "FILE", conflicts_with = "expert_groups")]
+    pub plan: Option<PathBuf>,
     /// The least number of queries whose attention goes in slices (coremltools' sliced_q)
     #[arg(long, value_name = "N", default_value_t = 1280, value_parser = rows())]
     pub min_seq_length: usize,
     /// The number of slices; 1: none
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = rows())]
     pub seq_length_divider: usize,
-    /// How graphs are written [default: pow-to-mul,scale-norms,pad-cache,guard-values]
+    /// How graphs are written [default: pow-to-mul,scale-norms,scale-residual,pad-cache,
+    /// guard-values]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub npu_rewrites: Vec<Rewrite>,
     /// Print one JSON object

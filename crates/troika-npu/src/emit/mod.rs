@@ -423,7 +423,16 @@ impl<'a, W: GraphWriter> Emitter<'a, W> {
         if let Some(WeightSlice::Cols { .. }) = decl.slice {
             values = values[decl.stored_cols()].to_vec();
         }
+        values.iter().find(|v| !v.is_finite()).map_or(Ok(()), |v| Err(self.damaged(weight, *v)))?;
         Ok(values)
+    }
+
+    /// The error for a number that no graph computes with.
+    pub fn damaged(&self, weight: WeightRef, number: f32) -> DeviceError {
+        let name = self.graph.weight(weight).name.to_string();
+        let why =
+            format!("has {number}, which graphs do not hold; the model's file may be damaged");
+        DeviceError::Weight { name, why }
     }
 
     /// A weight of one row as a constant `[cols]`, with something added to each number.

@@ -201,7 +201,9 @@ impl<W: GraphWriter> Emitter<'_, W> {
         let rewrites = self.options.rewrites;
         let (folds, scales) =
             (rewrites.has(Rewrite::FoldEpsilon), rewrites.has(Rewrite::ScaleNorms));
-        if let Some(weight) = weight.filter(|_| folds && !scales)
+        // A scaled row has an epsilon of its own, which is no constant.
+        let folds = folds && !scales;
+        if let Some(weight) = weight.filter(|_| folds)
             && let Some(normed) = self.model.whole_norm(x, eps, weight)
         {
             return normed;
@@ -218,10 +220,8 @@ impl<W: GraphWriter> Emitter<'_, W> {
             if by != 1.0 {
                 most = self.times(&most, by);
             }
-            if !folds {
-                epsilon = self.two(Verb::Div, &epsilon, &most);
-                epsilon = self.two(Verb::Div, &epsilon, &most);
-            }
+            epsilon = self.two(Verb::Div, &epsilon, &most);
+            epsilon = self.two(Verb::Div, &epsilon, &most);
         }
         let squares = match rewrites.has(Rewrite::PowToMul) {
             true => self.two(Verb::Mul, &x, &x),

@@ -8,6 +8,7 @@ use troika_graph::{Attention, DType, Node, Op, Rope, ValueId, WeightRef, WeightS
 use super::kept::{Cache, Kept, LAST_ROW, POSITION, PackageWeights, cache_name, mask_name};
 use super::proto::DataType;
 use super::types::{Arg, MilType};
+use super::verbs::MOST_HALF;
 use super::writer::MilWriter;
 use crate::emit::blocks::Levels;
 use crate::emit::int4::nibbles;
@@ -303,6 +304,9 @@ impl Emitter<'_, MilWriter<'_>> {
                 let bits = if element == DataType::I4 { 4 } else { 8 };
                 let levels = Levels::take(decl.dtype, &self.stored(weight)?.bytes, bits);
                 (numbers, scales) = (levels.numbers, levels.scales);
+                if let Some(scale) = scales.iter().find(|scale| !scale.is_finite()) {
+                    return Err(self.damaged(weight, *scale));
+                }
             } else {
                 let mut of = vec![0; each];
                 self.convert(weight, &mut |rows| {
@@ -329,8 +333,14 @@ impl Emitter<'_, MilWriter<'_>> {
     /// Passes a weight's numbers on, some rows at once.
     fn convert(&self, weight: WeightRef, take: &mut dyn FnMut(&[f32])) -> Result<(), DeviceError> {
         let decl = self.graph.weight(weight);
+        let beyond = |v: &&f32| v.abs().total_cmp(&MOST_HALF).is_gt();
+        let fits = |values: &[f32]| {
+            values.iter().find(beyond).map_or(Ok(()), |v| Err(self.damaged(weight, *v)))
+        };
         if let Some(WeightSlice::Cols { .. }) = decl.slice {
-            take(&self.read(weight)?);
+            let values = self.read(weight)?;
+            fits(&values)?;
+            take(&values);
             return Ok(());
         }
         let (whole, rows) = (self.weights().weight(&decl.name)?, decl.stored_rows());
@@ -343,6 +353,7 @@ impl Emitter<'_, MilWriter<'_>> {
             })?;
             values.resize(part.rows * part.cols, 0.0);
             dequantize(part.dtype, &part.bytes, &mut values);
+            fits(&values)?;
             take(&values);
         }
         Ok(())

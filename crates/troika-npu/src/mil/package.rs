@@ -1,7 +1,7 @@
 //! A package: one function for each number of rows, over one file of weights.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -33,6 +33,12 @@ const MOST_BYTES: u64 = 4 << 30;
 /// The most bytes of a group of experts: beyond, the Neural Engine leaves it to the CPU (NPUMoE,
 /// section 3).
 pub(crate) const MOST_GROUP_BYTES: u64 = 1_200_000_000;
+
+/// What names of folders begin with in which packages are made, beside their places.
+const BEGUN: &str = ".coreml-";
+/// The package in such a folder, and the file that is locked while it is written.
+const WHOLE: &str = "package";
+const LOCK: &str = "lock";
 
 /// A part of a model: what a function runs one after the other.
 #[derive(Clone, Debug)]
@@ -76,8 +82,8 @@ pub struct PackageStretch {
     pub parts: Vec<PackagePart>,
     /// What its functions give, by number.
     pub results: Vec<usize>,
-    /// How many layers keep keys and values, by the window of their cache
-    /// ([`PackageOptions::cache_of`]).
+    /// How many layers keep keys and values, by the window of their cache; layers whose window is not
+    /// there are in that of all positions (`None`).
     pub layers: BTreeMap<Option<usize>, usize>,
     /// The rows of its only function; `None`: it has all of the package's.
     pub rows: Option<usize>,
@@ -110,11 +116,10 @@ pub struct PackageOptions {
 }
 
 impl PackageOptions {
-    /// Which cache layers with a window have: one of its own, if it is shorter; else that of all
-    /// positions (`None`).
-    pub fn cache_of(&self, window: Option<usize>) -> Option<usize> {
+    /// Whether a cache for a window is shorter than one of all positions.
+    pub fn is_shorter(&self, window: Option<usize>) -> bool {
         let positions = self.rewrites.padded(self.positions);
-        window.filter(|w| self.rewrites.padded(*w) < positions)
+        window.is_some_and(|w| self.rewrites.padded(w) < positions)
     }
 }
 
@@ -150,6 +155,15 @@ pub enum PackageError {
         /// What takes less.
         advice: &'static str,
     },
+    /// Rewrites that do not take the weights' form.
+    #[error(
+        "--weights {0}: linear-as-conv and multiples-of-16 write products as f16; leave them or the \
+         weights' form out"
+    )]
+    Floats(String),
+    /// The user ends it.
+    #[error("no package was written: it was cancelled")]
+    Cancelled,
     /// There is something at its place.
     #[error("{} exists; give another name with -o, or remove it", .0.display())]
     Exists(PathBuf),
@@ -184,8 +198,9 @@ pub fn write_package(
     model: &PackageModel,
     weights: &dyn WeightSource,
     options: &PackageOptions,
+    may_continue: &dyn Fn() -> bool,
 ) -> Result<Package, PackageError> {
-    if out.exists() {
+    if out.symlink_metadata().is_ok() {
         return Err(PackageError::Exists(out.into()));
     }
     let shapes = &checked(model, options)?;
@@ -195,7 +210,7 @@ pub fn write_package(
         let own = stretch.rows.map(|rows| vec![(String::new(), rows)]);
         for (name, rows) in own.as_ref().unwrap_or(&options.functions) {
             let (values, rows) = (&model.values, *rows);
-            let writing = Writing { stretch, values, weights, options, shapes, rows };
+            let writing = Writing { stretch, values, weights, options, shapes, rows, may_continue };
             let (function, outputs) = writing.function(&mut files.blobs)?;
             let name = format!("{}{name}", stretch.name);
             delegations.push((name.clone(), delegation(&function)));
@@ -210,6 +225,8 @@ pub fn write_package(
 pub(crate) struct PackageFiles {
     out: PathBuf,
     beside: TempDir,
+    /// Others see by it that the package is being written.
+    _lock: File,
     pub blobs: Blobs,
     functions: BTreeMap<String, Function>,
     described: Vec<FunctionDescription>,
@@ -222,13 +239,22 @@ impl PackageFiles {
     /// No files can be made there.
     pub fn create(out: &Path) -> Result<PackageFiles, PackageError> {
         let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let beside = tempfile::Builder::new().prefix(".coreml-").tempdir_in(parent);
+        if !parent.is_dir() {
+            let why = "there is no such folder; make it, or name another one with -o";
+            let why = std::io::Error::new(std::io::ErrorKind::NotFound, why);
+            return Err(unwritten(parent)(why));
+        }
+        remove_abandoned(parent);
+        let beside = tempfile::Builder::new().prefix(BEGUN).tempdir_in(parent);
         let beside = beside.map_err(unwritten(parent))?;
-        let weights = beside.path().join(ROOT).join("weights");
+        let lock = File::create(beside.path().join(LOCK)).map_err(unwritten(out))?;
+        // Without locks nothing is removed.
+        let _ = lock.try_lock();
+        let weights = beside.path().join(WHOLE).join(ROOT).join("weights");
         fs::create_dir_all(&weights).map_err(unwritten(out))?;
         let blobs = Blobs::create(&weights.join("weight.bin")).map_err(unwritten(out))?;
         let (functions, described) = (BTreeMap::new(), Vec::new());
-        Ok(PackageFiles { out: out.into(), beside, blobs, functions, described })
+        Ok(PackageFiles { out: out.into(), beside, _lock: lock, blobs, functions, described })
     }
 
     /// Adds a function with its outputs.
@@ -246,7 +272,7 @@ impl PackageFiles {
         self,
         about: &BTreeMap<String, String>,
     ) -> Result<([u64; 2], blake3::Hash), PackageError> {
-        let PackageFiles { out, beside, blobs, functions, described } = self;
+        let PackageFiles { out, beside, _lock, blobs, functions, described } = self;
         let mut hasher = blobs.hasher.clone();
         let weight_bytes = blobs.finish().map_err(unwritten(&out))?;
         let metadata = Metadata {
@@ -266,11 +292,26 @@ impl PackageFiles {
             ml_program: Some(Program { version: 1, functions }),
         };
         let program = program.encode_to_vec();
-        let files = beside.path();
+        let files = beside.path().join(WHOLE);
         fs::write(files.join(ROOT).join("model.mlmodel"), &program).map_err(unwritten(&out))?;
         fs::write(files.join("Manifest.json"), manifest(&program)).map_err(unwritten(&out))?;
-        fs::rename(files, &out).map_err(unwritten(&out))?;
+        fs::rename(files, &out).map_err(|why| match out.symlink_metadata() {
+            // Another one came first.
+            Ok(_) => PackageError::Exists(out.clone()),
+            Err(_) => unwritten(&out)(why),
+        })?;
         Ok(([weight_bytes, program.len() as u64], hasher.update(&program).finalize()))
+    }
+}
+
+/// Removes what processes that ended left behind of packages in a folder.
+fn remove_abandoned(folder: &Path) {
+    let begun = |e: &fs::DirEntry| e.file_name().to_string_lossy().starts_with(BEGUN);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten().filter(begun) {
+        let lock = File::options().write(true).open(entry.path().join(LOCK));
+        if lock.is_ok_and(|lock| lock.try_lock().is_ok()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -288,9 +329,11 @@ type Shapes = BTreeMap<Option<usize>, CacheShape>;
 /// An op that MIL lacks, layers whose keys differ, or weights that are too large.
 fn checked(model: &PackageModel, options: &PackageOptions) -> Result<Shapes, PackageError> {
     let mut shapes = Shapes::new();
-    let (mut bytes, mut seen) = (0, std::collections::HashSet::new());
-    let parts = model.stretches.iter().flat_map(|s| s.parts.iter().map(|part| (part, s.rows)));
-    for (part, own_rows) in parts {
+    if options.weights != PackageWeights::F16 && options.rewrites.take_floats() {
+        return Err(PackageError::Floats(options.weights.name()));
+    }
+    let parts = model.stretches.iter().flat_map(|s| s.parts.iter().map(move |part| (part, s)));
+    for (part, stretch) in parts {
         let graph = &part.graph;
         verify(graph).map_err(DeviceError::from)?;
         let refused = |op: &Op, why: String| {
@@ -302,7 +345,7 @@ fn checked(model: &PackageModel, options: &PackageOptions) -> Result<Shapes, Pac
             if let Some(why) = refusal(&node.op, graph, Provider::CoreMl) {
                 return Err(refused(&node.op, why.into()));
             }
-            if own_rows.is_some() && of_group > MOST_GROUP_BYTES {
+            if stretch.rows.is_some() && of_group > MOST_GROUP_BYTES {
                 return Err(refused(
                     &node.op,
                     format!(
@@ -316,7 +359,8 @@ fn checked(model: &PackageModel, options: &PackageOptions) -> Result<Shapes, Pac
             let Op::Attention(a) = &node.op else { continue };
             let has_values = node.states.len() > 1;
             let own = CacheShape { heads: a.kv_heads, dims: [a.k_dim, a.v_dim], has_values };
-            if *shapes.entry(options.cache_of(a.window)).or_insert(own) != own {
+            let cache = a.window.filter(|_| stretch.layers.contains_key(&a.window));
+            if *shapes.entry(cache).or_insert(own) != own {
                 return Err(refused(
                     &node.op,
                     format!(
@@ -326,6 +370,26 @@ fn checked(model: &PackageModel, options: &PackageOptions) -> Result<Shapes, Pac
                 ));
             }
         }
+    }
+    let bytes = stored_bytes(model, options);
+    if bytes > MOST_BYTES {
+        let advice = match options.weights {
+            _ if model.stretches.iter().any(|s| s.rows.is_some()) => {
+                "leave experts to another device, or take a smaller model"
+            }
+            PackageWeights::Int4(_) => "a smaller model fits",
+            _ if bytes / 4 > MOST_BYTES => "a smaller model fits",
+            _ => "--weights int4 takes about a quarter of f16",
+        };
+        return Err(PackageError::Large { bytes, advice });
+    }
+    Ok(shapes)
+}
+
+/// Bytes of the file of weights.
+fn stored_bytes(model: &PackageModel, options: &PackageOptions) -> u64 {
+    let (mut bytes, mut seen) = (0, HashSet::new());
+    for graph in model.stretches.iter().flat_map(|s| &s.parts).map(|part| &part.graph) {
         for (i, w) in graph.weights.iter().enumerate() {
             // Tables are halves for looking rows up, beside the head's numbers.
             let is_table = |op: &Op| matches!(op, Op::Embed { table, .. } if table.0 as usize == i);
@@ -336,14 +400,7 @@ fn checked(model: &PackageModel, options: &PackageOptions) -> Result<Shapes, Pac
             }
         }
     }
-    if bytes > MOST_BYTES {
-        let advice = match options.weights {
-            PackageWeights::Int4(_) => "a smaller model fits",
-            _ => "--weights int4 takes about a quarter of f16",
-        };
-        return Err(PackageError::Large { bytes, advice });
-    }
-    Ok(shapes)
+    bytes
 }
 
 /// A function on its way.
@@ -354,6 +411,7 @@ struct Writing<'a> {
     options: &'a PackageOptions,
     shapes: &'a Shapes,
     rows: usize,
+    may_continue: &'a dyn Fn() -> bool,
 }
 
 impl Writing<'_> {
@@ -368,6 +426,9 @@ impl Writing<'_> {
         writer.divided = divides.then(HashSet::new);
         let mut tensors: HashMap<usize, String> = HashMap::new();
         for part in &stretch.parts {
+            if !(self.may_continue)() {
+                return Err(PackageError::Cancelled);
+            }
             let rows = if part.of_last_row { 1 } else { rows };
             for value in &part.inputs {
                 self.input(*value, &mut tensors, &mut writer);
@@ -412,7 +473,7 @@ impl Writing<'_> {
         let mut caches = Vec::new();
         for (&window, &layers) in &stretch.layers {
             let Some(shape) = self.shapes.get(&window) else { continue };
-            let positions = window.map_or(longest, |w| rewrites.padded(w));
+            let positions = window.map_or(longest, |w| rewrites.padded(w).min(longest));
             let tensors = [0, 1].map(|which| cache_name(which, window));
             let has = 1 + usize::from(shape.has_values);
             for (name, dim) in tensors.iter().zip(shape.dims).take(has) {

@@ -6,7 +6,7 @@ use super::types::Arg;
 use crate::emit::verb::Verb;
 
 /// The largest half.
-const MOST_HALF: f32 = 65_504.0;
+pub(super) const MOST_HALF: f32 = 65_504.0;
 
 /// The dimensions of what a verb makes of operands with these.
 pub(super) fn dims(verb: Verb<'_>, x: &[usize], y: &[usize]) -> Vec<usize> {
