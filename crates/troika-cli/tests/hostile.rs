@@ -161,6 +161,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
     let (cache, soc) = (at.file("cache"), at.file("soc.toml"));
     let (trace, plan, profile) = (at.file("t.json"), at.file("p.json"), at.file("profile.json"));
     let (device, ranges) = (format!("virtual:{soc}"), at.file("ranges.json"));
+    let package = at.file(&format!("{HOSTILE}.mlpackage"));
     let (predictor, home) =
         (at.file("experts.predictor"), format!("{}/{HOSTILE}", at.file("home")));
     let status = serde_json::json!({"models": [{"name": HOSTILE}]}).to_string();
@@ -185,6 +186,7 @@ fn all_json_holds_what_terminals_obey_as_json_escapes_it() {
         (&["perplexity", &m, "-f", &text_file, "-c", "32", "--json"], true),
         (&["calibrate", &m, "-f", &text_file, "-o", &ranges, "-c", "32", "--json"], false),
         (&["train-predictor", "-f", &text_file, "-o", &predictor, "-c", "32", "--json"], false),
+        (&["export", &m, "--coreml", "-c", "32", "-o", &package, "--json"], true),
         (&["plan", &m, "--device", &device, "-c", "32"], false),
         (&["profile", &m, "--device", &device, "-c", "32", "-o", &profile, "--json"], false),
         (&["devices", "--device", &device, "--json"], true),
