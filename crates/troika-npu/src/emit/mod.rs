@@ -423,7 +423,6 @@ impl<'a, W: GraphWriter> Emitter<'a, W> {
         if let Some(WeightSlice::Cols { .. }) = decl.slice {
             values = values[decl.stored_cols()].to_vec();
         }
-        values.iter().find(|v| !v.is_finite()).map_or(Ok(()), |v| Err(self.damaged(weight, *v)))?;
         Ok(values)
     }
 
@@ -438,6 +437,7 @@ impl<'a, W: GraphWriter> Emitter<'a, W> {
     /// A weight of one row as a constant `[cols]`, with something added to each number.
     pub fn vector(&mut self, weight: WeightRef, plus: f32) -> Result<String, DeviceError> {
         let values: Vec<f32> = self.read(weight)?.iter().map(|v| v + plus).collect();
+        values.iter().find(|v| !v.is_finite()).map_or(Ok(()), |v| Err(self.damaged(weight, *v)))?;
         Ok(self.model.floats(&[values.len()], &values))
     }
 }
